@@ -1,0 +1,27 @@
+# Compiler cache, linker, warnings and sanitizers: used when there, never required.
+find_program(ZIPAGE_CCACHE ccache)
+if(ZIPAGE_CCACHE)
+  foreach(language C CXX CUDA)
+    set(CMAKE_${language}_COMPILER_LAUNCHER ${ZIPAGE_CCACHE})
+  endforeach()
+endif()
+find_program(ZIPAGE_MOLD mold)
+if(ZIPAGE_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_library(zipage_warnings INTERFACE)
+target_compile_options(zipage_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${ZIPAGE_WERROR}>>:-Werror>)
+
+if(ZIPAGE_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${ZIPAGE_SANITIZE}> $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
+  add_link_options(-fsanitize=${ZIPAGE_SANITIZE})
+  if(ZIPAGE_SANITIZE MATCHES undefined)
+    add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=undefined>)
+  endif()
+endif()
+if(ZIPAGE_DEBUG_CHECKS)
+  add_compile_definitions(ZIPAGE_DEBUG_CHECKS)
+endif()

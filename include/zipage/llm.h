@@ -1,0 +1,75 @@
+// The engine with text around it: tokenizer, chat template, detokenizer, stop strings.
+//
+// Thread-safety: all methods may be called from any thread. An LLM runs its engine on a thread of its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zipage/engine.h"
+
+namespace zipage {
+
+struct ChatMessage {  // role and content, or any JSON object of the chat format
+  std::string json;   // {"role": "user", "content": "..."}
+  static ChatMessage user(std::string_view content);
+};
+
+struct TextOptions {
+  std::vector<std::string> stop;           // stop strings, none empty
+  bool include_stop_str_in_output = false;
+  bool skip_special_tokens = true;
+  bool spaces_between_special_tokens = true;
+};
+
+struct TextRequest {
+  // Exactly one of the three.
+  std::optional<std::string> prompt;
+  std::optional<std::vector<int32_t>> prompt_token_ids;
+  std::vector<ChatMessage> messages;
+
+  Request request;  // everything but prompt_token_ids and sink
+  TextOptions text;
+  bool add_special_tokens = true;
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+  std::string chat_template;          // overrides the model's
+  std::string chat_template_kwargs;   // JSON object
+  std::string tools;                  // JSON array
+};
+
+struct TextOutput {
+  std::string request_id;
+  std::string delta;                 // text since the last piece; whole UTF-8 characters
+  RequestOutput tokens;
+  FinishReason finish_reason = FinishReason::kNone;
+  std::string stop_reason;           // the stop string, or the stop id as text
+  bool finished() const { return finish_reason != FinishReason::kNone; }
+};
+using TextSink = std::function<void(TextOutput&&)>;  // on the engine's thread
+
+class Tokenizer;
+class ChatTemplate;
+
+class LLM {
+ public:
+  static Result<std::unique_ptr<LLM>> create(const EngineConfig& config);
+  virtual ~LLM() = default;
+
+  virtual Result<std::string> submit(TextRequest request, TextSink sink) = 0;
+  virtual void abort(const std::string& request_id) = 0;
+
+  // Token ids of a request's prompt as submit() would make them.
+  virtual Result<std::vector<int32_t>> tokenize(const TextRequest& request) const = 0;
+  virtual std::string detokenize(std::span<const int32_t> ids, bool skip_special_tokens = false) const = 0;
+
+  virtual Engine& engine() = 0;
+  virtual const Tokenizer& tokenizer() const = 0;
+  virtual SamplingParams default_sampling() const = 0;  // generation_config.json's
+};
+
+}  // namespace zipage
