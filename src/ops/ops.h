@@ -204,8 +204,9 @@ struct LogprobsParams {
 // Whole blocks of all layers (K, V, scores, positions) to or from pinned host memory, bit for bit.
 struct SwapParams {
   KvPool kv;
-  std::span<const int32_t> blocks;  // host
-  std::byte* host = nullptr;        // host [blocks.size()][swap_bytes_per_block]
+  std::span<const int32_t> blocks;       // host array: blocks of the pool
+  std::span<const int32_t> host_blocks;  // host array, as long: blocks of `host`
+  std::byte* host = nullptr;             // pinned host [*][swap_bytes_per_block]
   bool to_host = true;
 };
 
