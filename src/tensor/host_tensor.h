@@ -15,7 +15,7 @@ struct HostTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;        // [out_features, in_features] for a linear layer; row-major, last one contiguous
-  std::span<const std::byte> data;   // exactly the bytes that shape and dtype ask for
+  std::span<const std::byte> data;   // exactly the bytes that shape and dtype ask for, aligned to their scalars
 
   int64_t rows() const { return shape.empty() ? 1 : shape.front(); }
   int64_t cols() const {
@@ -26,7 +26,8 @@ struct HostTensor {
 };
 
 // Expands `count` elements that start at row-major element `first` to fp32.
-// REQUIRES: first and count are multiples of the type's block_elements; dtype is a float or block type.
+// REQUIRES: first and count are multiples of the type's block_elements; is_weight_dtype(tensor.dtype).
+// Thread-safety: may run concurrently.
 void dequantize(const HostTensor& tensor, int64_t first, int64_t count, float* out);
 
 }  // namespace zipage
