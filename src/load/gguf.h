@@ -51,9 +51,9 @@ class GgufFile {
  private:
   friend class GgufParser;
   struct Value {
-    uint32_t type = 0;          // GGUF value type; of the elements when is_array
+    uint32_t type = 0;  // GGUF value type; of the elements when is_array
     bool is_array = false;
-    uint64_t count = 1;         // elements
+    uint64_t count = 1;  // elements
     const std::byte* data = nullptr;
   };
   const Value* value(std::string_view key) const;

@@ -38,9 +38,9 @@ class ModelFiles {
   // A found tensor's bytes are not needed any more: gives their memory back. Call find() again before reading them.
   virtual void release(const HostTensor& tensor) const = 0;
 
-  virtual bool dummy() const = 0;                            // no weights: make them up
-  virtual const std::string& directory() const = 0;          // of the files
-  virtual const GgufFile* gguf() const = 0;                  // null for other formats
+  virtual bool dummy() const = 0;                    // no weights: make them up
+  virtual const std::string& directory() const = 0;  // of the files
+  virtual const GgufFile* gguf() const = 0;          // null for other formats
   // A side file's content ("tokenizer.json", "generation_config.json", "chat_template.jinja"), if it is there.
   virtual std::optional<std::string> side_file(std::string_view name) const = 0;
 };
