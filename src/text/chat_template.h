@@ -14,9 +14,9 @@
 namespace zipage {
 
 struct ChatTemplateInputs {
-  std::string messages;              // JSON array
-  std::string tools;                 // JSON array or ""
-  std::string kwargs;                // JSON object or "": extra variables (enable_thinking)
+  std::string messages;  // JSON array
+  std::string tools;     // JSON array or ""
+  std::string kwargs;    // JSON object or "": extra variables (enable_thinking)
   bool add_generation_prompt = true;
   bool continue_final_message = false;
 };

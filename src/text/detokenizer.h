@@ -14,7 +14,9 @@ namespace zipage {
 
 class Detokenizer {
  public:
-  Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens);
+  // `tokenizer` must outlive this. at_text_start: nothing comes before this text, so the space that SentencePiece puts
+  // before a first word is no part of it. What a model writes continues its prompt.
+  Detokenizer(const Tokenizer& tokenizer, bool skip_special_tokens, bool at_text_start = false);
 
   // Text that this token completes: whole UTF-8 characters; an invalid run becomes one U+FFFD per maximal subpart
   // as soon as it cannot become valid any more.
@@ -25,7 +27,7 @@ class Detokenizer {
  private:
   const Tokenizer& tokenizer_;
   bool skip_special_tokens_;
-  bool at_start_ = true;
+  bool strip_space_;
   std::string pending_;  // at most 3 bytes: the beginning of a character
 };
 
@@ -38,7 +40,9 @@ class StopChecker {
   std::string push(std::string_view text);
   std::string finish();  // what was held back, at the end
   bool matched() const { return matched_; }
-  const std::string& stop() const { return stop_; }  // the one that matched: the earliest in the text
+  const std::string& stop() const {
+    return stop_;
+  }  // the one that matched: the first to be complete, of several the longest
 
  private:
   std::vector<std::string> stops_;
