@@ -4,8 +4,8 @@ namespace zipage::cpu {
 
 std::string_view name(Isa isa) {
   switch (isa) {
-    case Isa::kScalar:
-      return "scalar";
+    case Isa::kPortable:
+      return "portable";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:
@@ -17,7 +17,7 @@ std::string_view name(Isa isa) {
 bool supported(Isa isa) {
 #if defined(__x86_64__)
   switch (isa) {
-    case Isa::kScalar:
+    case Isa::kPortable:
       return true;
     case Isa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -27,14 +27,14 @@ bool supported(Isa isa) {
              __builtin_cpu_supports("avx512vnni");
   }
 #endif
-  return isa == Isa::kScalar;
+  return isa == Isa::kPortable;
 }
 
 Isa best_isa() {
   for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
     if (supported(isa)) return isa;
   }
-  return Isa::kScalar;
+  return Isa::kPortable;
 }
 
 }  // namespace zipage::cpu

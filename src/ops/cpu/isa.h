@@ -10,12 +10,12 @@
 namespace zipage::cpu {
 
 enum class Isa : uint8_t {
-  kScalar,  // any processor
-  kAvx2,    // AVX2, FMA, F16C
-  kAvx512,  // AVX-512 F, BW, VL, DQ, VNNI
+  kPortable,  // any processor: the compiler's own vectors
+  kAvx2,      // AVX2, FMA, F16C
+  kAvx512,    // AVX-512 F, BW, VL, DQ, VNNI
 };
 
-std::string_view name(Isa isa);  // "scalar", "avx2", "avx512"
+std::string_view name(Isa isa);  // "portable", "avx2", "avx512"
 bool supported(Isa isa);         // by this processor and its operating system
 Isa best_isa();
 

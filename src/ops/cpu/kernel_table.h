@@ -1,0 +1,24 @@
+// Makes the table of kernels for one kind of vectors; included by the files that are compiled for them.
+#pragma once
+
+#include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/elementwise_kernels.h"
+#include "ops/cpu/linear_kernels.h"
+
+namespace zipage::cpu {
+
+template <class S>
+constexpr Kernels kernel_table() {
+  return {
+      .panel = panel<S>,
+      .segment = segment<S>,
+      .merge_values = merge_values<S>,
+      .rms_norm = rms_norm_row<S>,
+      .add = add_row<S>,
+      .silu_mul = silu_mul_row<S>,
+      .rope = rope_row<S>,
+      .exp_sum = exp_sum_row<S>,
+  };
+}
+
+}  // namespace zipage::cpu

@@ -1,0 +1,69 @@
+// The kernels of one instruction set, as a table that launchers pick from. Kernels trust their arguments.
+//
+// A row's result never depends on the other rows of the batch, on the number of threads or on how a prompt is cut into
+// chunks: every sum runs in one fixed order. So a sequence's tokens are the same alone, in company and after
+// preemption.
+//
+// Thread-safety: immutable.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cpu/isa.h"
+#include "tensor/bf16.h"
+
+namespace zipage::cpu {
+
+constexpr int kPanelColumns = 64;   // output columns of one weight panel
+constexpr int kAttentionRows = 24;  // (token, head) rows that one attention call takes
+constexpr int kSegmentSlots = 256;  // slots whose softmax is taken at once; segments are merged in order
+constexpr int kSegmentTiles = kSegmentSlots / 16;
+
+// out[r, c] = x[r, :] . panel[:, c] (+ bias[c]) for the `columns` <= 64 columns of one panel.
+struct PanelArgs {
+  const float* x = nullptr;  // [rows, in_features]
+  int64_t x_stride = 0;
+  int64_t rows = 0;
+  int64_t in_features = 0;
+  const Bf16* panel = nullptr;  // [ceil(in_features / 2)][64][2]
+  const float* bias = nullptr;  // [columns] or null
+  float* out = nullptr;         // [rows, columns]
+  int64_t out_stride = 0;
+  int columns = kPanelColumns;
+};
+
+// One segment of the slots of one KV head against rows of queries.
+struct SegmentArgs {
+  int num_rows = 0;   // <= kAttentionRows
+  int head_dim = 0;   // a multiple of 16
+  int num_slots = 0;  // of the segment, <= kSegmentSlots
+  float scale = 0;
+  const float* queries[kAttentionRows] = {};    // [head_dim] each
+  int visible[kAttentionRows] = {};             // leading slots of the segment that the row sees; may be <= 0
+  const Bf16* key_tiles[kSegmentTiles] = {};    // [head_dim / 2][16][2]
+  const Bf16* value_tiles[kSegmentTiles] = {};  // [16][head_dim]
+  float* scores = nullptr;                      // workspace [num_rows][kSegmentSlots]
+};
+// Softmax state of rows: sum of exp(score - largest), and the V rows weighted by it.
+struct SegmentState {
+  float largest[kAttentionRows];  // -inf where a row has seen nothing
+  float sum[kAttentionRows];
+  float* values = nullptr;  // [num_rows][head_dim]
+};
+
+struct Kernels {
+  void (*panel)(const PanelArgs& args);
+  void (*segment)(const SegmentArgs& args, SegmentState& state);
+  // total = total_scale * total + part_scale * part
+  void (*merge_values)(float total_scale, float part_scale, const float* part, int64_t n, float* total);
+  // y = x / rms(x) * weight; x and y may be the same.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+  void (*add)(const float* x, float* sum, int64_t n);  // sum += x
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  void (*rope)(float* x, const float* cos_sin, int rotary_dim);  // NeoX halves, in place
+  double (*exp_sum)(const float* x, float shift, int64_t n);     // sum of exp(x - shift); exp(-inf) = 0
+};
+
+const Kernels& kernels(Isa isa);
+
+}  // namespace zipage::cpu
