@@ -45,8 +45,7 @@ class GgufFile {
   // ggml's names ("blk.0.attn_q.weight") in the file's order; shapes are row-major (ggml's reversed).
   const std::vector<HostTensor>& tensors() const { return tensors_; }
   const HostTensor* find_tensor(std::string_view name) const;
-  // Gives a tensor's pages back to the system; its bytes stay readable.
-  void release(std::span<const std::byte> bytes) const;
+  const std::shared_ptr<const MappedFile>& file() const { return file_; }  // null after parse()
 
  private:
   friend class GgufParser;
@@ -59,7 +58,7 @@ class GgufFile {
   const Value* value(std::string_view key) const;
 
   std::string path_;
-  std::shared_ptr<const MappedFile> file_;  // null after parse()
+  std::shared_ptr<const MappedFile> file_;
   std::vector<std::string_view> keys_;
   std::unordered_map<std::string_view, Value> metadata_;
   std::vector<HostTensor> tensors_;

@@ -20,7 +20,8 @@ class GgufFile;
 
 class ModelFiles {
  public:
-  // `path`: a directory in Hugging Face's layout, a .gguf file, or (dummy) a directory or config.json without weights.
+  // `path`: a directory in Hugging Face's layout, a .gguf file (any of several splits), a directory with one GGUF model
+  // and no config.json, or (dummy) any of these or a config.json, whose weights need not be there.
   // Errors are one sentence that names file, tensor, expected and found.
   static Result<std::unique_ptr<ModelFiles>> open(const std::string& path, LoadFormat format);
   virtual ~ModelFiles() = default;
@@ -42,6 +43,7 @@ class ModelFiles {
   virtual const std::string& directory() const = 0;  // of the files
   virtual const GgufFile* gguf() const = 0;          // null for other formats
   // A side file's content ("tokenizer.json", "generation_config.json", "chat_template.jinja"), if it is there.
+  // None for GGUF: such a file brings its own.
   virtual std::optional<std::string> side_file(std::string_view name) const = 0;
 };
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "load/lfs_pointer.h"
+#include "load/printable.h"
 
 namespace zipage {
 namespace {
@@ -87,7 +88,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool key(string_t& name) override {
     if (state_ == State::kTop) {
-      if (!names_.insert(name).second) return fail("the key \"{}\" appears twice", shown(name));
+      if (!names_.insert(name).second) return fail("the key \"{}\" appears twice", printable(name));
       if (name == "__metadata__") {
         state_ = State::kMetadataValue;
       } else {
@@ -98,7 +99,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       const Entry& entry = entries_.back();
       field_ = name;
       if (name != "dtype" && name != "shape" && name != "data_offsets")
-        return fail("unknown field \"{}\"", shown(name));
+        return fail("unknown field \"{}\"", printable(name));
       if ((name == "dtype" && entry.dtype) || (name == "shape" && entry.shape) ||
           (name == "data_offsets" && entry.offsets)) {
         return fail("the field \"{}\" appears twice", name);
@@ -138,9 +139,6 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
-  // Names come from the file and may be very long.
-  static std::string_view shown(std::string_view name) { return name.substr(0, 200); }
-
  private:
   enum class State { kStart, kTop, kTensorValue, kTensor, kShape, kOffsets, kMetadataValue, kMetadata, kDone };
 
@@ -149,7 +147,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     const std::string reason = fmt::format(format, std::forward<Args>(args)...);
     const bool in_tensor = state_ == State::kTensor || state_ == State::kTensorValue || state_ == State::kShape ||
                            state_ == State::kOffsets;
-    error_ = in_tensor ? fmt::format("tensor \"{}\": {}", shown(entries_.back().name), reason)
+    error_ = in_tensor ? fmt::format("tensor \"{}\": {}", printable(entries_.back().name), reason)
                        : fmt::format("the header is wrong: {}", reason);
     return false;
   }
@@ -191,11 +189,10 @@ std::optional<uint64_t> bytes_of(const std::vector<uint64_t>& shape, DType dtype
 // The tensor of an entry, checked alone; how entries lie beside each other is checked later.
 Result<HostTensor> to_tensor(const Entry& entry, std::span<const std::byte> data, const std::string& origin) {
   const auto wrong = [&](const std::string& reason) {
-    return Status(StatusCode::kDataLoss,
-                  fmt::format("{}: tensor \"{}\": {}", origin, HeaderReader::shown(entry.name), reason));
+    return Status(StatusCode::kDataLoss, fmt::format("{}: tensor \"{}\": {}", origin, printable(entry.name), reason));
   };
   const std::optional<DType> dtype = dtype_from_name(*entry.dtype);
-  if (!dtype) return wrong(fmt::format("unknown dtype \"{}\"", HeaderReader::shown(*entry.dtype)));
+  if (!dtype) return wrong(fmt::format("unknown dtype \"{}\"", printable(*entry.dtype)));
   const std::vector<uint64_t>& shape = *entry.shape;
   const std::string shape_text =
       fmt::format("[{}]", fmt::join(std::span(shape).first(std::min<size_t>(shape.size(), 16)), ", "));
@@ -218,7 +215,7 @@ Result<HostTensor> to_tensor(const Entry& entry, std::span<const std::byte> data
         StatusCode::kDataLoss,
         fmt::format("{}: tensor \"{}\": its data ends at byte {} of the data, but only {} are there; the file "
                     "is truncated",
-                    origin, HeaderReader::shown(entry.name), end, data.size()));
+                    origin, printable(entry.name), end, data.size()));
   }
   HostTensor tensor;
   tensor.name = entry.name;
@@ -236,7 +233,7 @@ Status check_layout(const std::vector<HostTensor>& tensors, std::span<const std:
     if (distance != 0) {
       return {StatusCode::kDataLoss,
               fmt::format("{}: tensor \"{}\": its data begins at byte {} of the data, expected {}: {}", origin,
-                          HeaderReader::shown(tensor.name), tensor.data.data() - data.data(), position - data.data(),
+                          printable(tensor.name), tensor.data.data() - data.data(), position - data.data(),
                           distance < 0 ? "it overlaps another tensor's" : "there is a gap before it")};
     }
     position += tensor.data.size();

@@ -14,8 +14,8 @@ namespace zipage {
 struct HostTensor {
   std::string name;
   DType dtype = DType::kF32;
-  std::vector<int64_t> shape;        // [out_features, in_features] for a linear layer; row-major, last one contiguous
-  std::span<const std::byte> data;   // exactly the bytes that shape and dtype ask for, aligned to their scalars
+  std::vector<int64_t> shape;       // [out_features, in_features] for a linear layer; row-major, last one contiguous
+  std::span<const std::byte> data;  // exactly the bytes that shape and dtype ask for, aligned to their scalars
 
   int64_t rows() const { return shape.empty() ? 1 : shape.front(); }
   int64_t cols() const {
