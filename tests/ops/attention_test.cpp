@@ -1,0 +1,200 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/compare.h"
+#include "ops/device.h"
+#include "ops/oracle.h"
+#include "ops/paged_kv.h"
+#include "ops/random.h"
+
+namespace zipage::test {
+namespace {
+
+class AttentionTest : public OpTest {
+ protected:
+  Tolerance tolerance() const { return device.f32() ? Tolerance{3e-6, 1e-5} : Tolerance{4e-3, 1.0 / 64}; }
+};
+
+struct Heads {
+  int num_heads, num_kv_heads, head_dim;
+};
+
+// A pool with random K and V of some sequences and their queries of one step.
+struct Scene {
+  Scene(Device& device, Heads shape, int block_size, const std::vector<TestSequence>& sequences, Random& random)
+      : heads(shape),
+        kv(device, {2, blocks(sequences, block_size), block_size, shape.num_kv_heads, shape.head_dim, DType::kBF16}) {
+    std::vector<int> lengths;
+    for (const TestSequence& sequence : sequences) lengths.push_back(sequence.seq_len());
+    tables = kv.make_tables(lengths, random);
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const int64_t elements = static_cast<int64_t>(lengths[i]) * heads.num_kv_heads * heads.head_dim;
+      keys.push_back(rounded_to_bf16(random.normals(elements)));
+      values.push_back(rounded_to_bf16(random.normals(elements)));
+      kv.write(1, tables[i], 0, keys[i], values[i]);
+    }
+    batch = std::make_unique<TestBatch>(device, sequences, tables, block_size);
+    queries = device.stored(random.normals(static_cast<int64_t>(batch->view().num_tokens) * width(), 2.0F));
+  }
+
+  static int blocks(const std::vector<TestSequence>& sequences, int block_size) {
+    int count = 2;
+    for (const TestSequence& sequence : sequences) count += (sequence.seq_len() + block_size - 1) / block_size;
+    return count;
+  }
+  int64_t width() const { return static_cast<int64_t>(heads.num_heads) * heads.head_dim; }
+  float scale() const { return 1.0F / std::sqrt(static_cast<float>(heads.head_dim)); }
+
+  // Row of `head` and the token that sees the first `visible` slots of `sequence`.
+  oracle::Reals expected(size_t sequence, int token, int head, int visible) const {
+    const int kv_head = head / (heads.num_heads / heads.num_kv_heads);
+    const auto q = queries.begin() + token * width() + static_cast<int64_t>(head) * heads.head_dim;
+    oracle::Reals k, v;
+    for (int slot = 0; slot < visible; ++slot) {
+      const int64_t at = (static_cast<int64_t>(slot) * heads.num_kv_heads + kv_head) * heads.head_dim;
+      k.insert(k.end(), keys[sequence].begin() + at, keys[sequence].begin() + at + heads.head_dim);
+      v.insert(v.end(), values[sequence].begin() + at, values[sequence].begin() + at + heads.head_dim);
+    }
+    return oracle::attention_row(oracle::Reals(q, q + heads.head_dim), k, v, static_cast<double>(scale()));
+  }
+
+  Heads heads;
+  PagedKv kv;
+  std::vector<std::vector<int32_t>> tables;
+  std::vector<std::vector<float>> keys, values;  // per sequence [slots, num_kv_heads, head_dim]
+  std::unique_ptr<TestBatch> batch;
+  std::vector<float> queries;  // [tokens, num_heads * head_dim]
+};
+
+// q is a view of wider rows, as in qkv.
+std::vector<float> attend(Device& device, const Scene& scene) {
+  const int64_t tokens = scene.batch->view().num_tokens;
+  ActMatrix q = device.act(scene.queries, tokens, scene.width(), 48);
+  ActMatrix out = device.act({}, tokens, scene.width(), 16);
+  device.backend().attention(device.queue(), {.q = q.matrix(),
+                                              .num_heads = scene.heads.num_heads,
+                                              .scale = scene.scale(),
+                                              .layer = 1,
+                                              .batch = scene.batch->view(),
+                                              .kv = scene.kv.pool(),
+                                              .out = out.matrix()});
+  EXPECT_TRUE(out.gap_untouched());
+  return out.values();
+}
+
+TEST_P(AttentionTest, MixedBatchesOfAnyShapeEqualDenseAttention) {
+  Random random(1);
+  const std::vector<Heads> shapes{{8, 2, 64}, {9, 3, 64},  {16, 1, 128}, {4, 4, 32},
+                                  {6, 2, 80}, {2, 1, 256}, {25, 1, 48},  {30, 1, 16}};
+  const int block_sizes[] = {16, 64, 256, 48};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const Heads heads = shapes[i];
+    const int block_size = block_sizes[i % 4];
+    std::vector<TestSequence> sequences{
+        {random.between(0, 700), 1}, {-1, 1}, {0, 1}, {block_size - 1, 1}, {block_size, 1}};
+    sequences.push_back({0, random.between(2, 40)});
+    sequences.push_back({random.between(200, 300), random.between(2, 70)});
+    Scene scene(device, heads, block_size, sequences, random);
+    const std::vector<float> actual = attend(device, scene);
+    oracle::Reals expected;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      for (int t = 0; t < sequences[s].num_tokens; ++t) {
+        const int visible = sequences[s].padding() ? 0 : sequences[s].context + t + 1;
+        for (int head = 0; head < heads.num_heads; ++head) {
+          const auto row = scene.expected(s, scene.batch->first_token(s) + t, head, visible);
+          expected.insert(expected.end(), row.begin(), row.end());
+        }
+      }
+    }
+    EXPECT_TRUE(close(actual, expected, scene.width(), tolerance()))
+        << heads.num_heads << "/" << heads.num_kv_heads << " heads of " << heads.head_dim << ", blocks of "
+        << block_size;
+  }
+}
+
+TEST_P(AttentionTest, LongSequencesAloneAndTogether) {
+  Random random(2);
+  for (const std::vector<TestSequence>& sequences :
+       {std::vector<TestSequence>{{2999, 1}}, {{1023, 1}, {1024, 1}, {255, 1}, {256, 1}, {257, 1}}, {{2000, 9}}}) {
+    Scene scene(device, {4, 2, 64}, 64, sequences, random);
+    const std::vector<float> actual = attend(device, scene);
+    oracle::Reals expected;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      for (int t = 0; t < sequences[s].num_tokens; ++t) {
+        for (int head = 0; head < 4; ++head) {
+          const auto row = scene.expected(s, scene.batch->first_token(s) + t, head, sequences[s].context + t + 1);
+          expected.insert(expected.end(), row.begin(), row.end());
+        }
+      }
+    }
+    EXPECT_TRUE(close(actual, expected, scene.width(), tolerance()));
+  }
+}
+
+TEST_P(AttentionTest, case_46_PaddingRowsAreZeroAndUnusedSlotsHaveNoEffect) {
+  // PagedKv fills the pool with NaN, so a read of any slot that was not written shows.
+  Random random(3);
+  for (int length : {1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 257}) {
+    Scene scene(device, {4, 1, 64}, 64, {{length - 1, 1}, {-1, 1}, {-1, 1}}, random);
+    const std::vector<float> actual = attend(device, scene);
+    EXPECT_TRUE(std::all_of(actual.begin(), actual.end(), [](float x) { return std::isfinite(x); })) << length;
+    EXPECT_TRUE(std::all_of(actual.begin() + scene.width(), actual.end(), [](float x) { return x == 0.0F; })) << length;
+  }
+}
+
+TEST_P(AttentionTest, TokensBehindTheLastSequenceBecomeZero) {
+  Random random(4);
+  Scene scene(device, {2, 1, 32}, 16, {{20, 1}}, random);
+  scene.batch->view().num_tokens = 3;
+  scene.queries.resize(static_cast<size_t>(3 * scene.width()), std::numeric_limits<float>::quiet_NaN());
+  const std::vector<float> actual = attend(device, scene);
+  EXPECT_TRUE(std::all_of(actual.begin() + scene.width(), actual.end(), [](float x) { return x == 0.0F; }));
+}
+
+TEST_P(AttentionTest, HugeScoresNeitherOverflowNorVanish) {
+  Random random(5);
+  Scene scene(device, {2, 1, 64}, 64, {{300, 1}}, random);
+  for (float& q : scene.queries) q *= 1e4F;
+  scene.queries = device.stored(scene.queries);
+  const std::vector<float> actual = attend(device, scene);
+  oracle::Reals expected;
+  for (int head = 0; head < 2; ++head) {
+    const auto row = scene.expected(0, 0, head, 301);
+    expected.insert(expected.end(), row.begin(), row.end());
+  }
+  EXPECT_TRUE(close(actual, expected, scene.width(), {0.02, 0.02}));
+}
+
+TEST_P(AttentionTest, ARowDoesNotDependOnItsCompanyOrItsChunk) {
+  if (!device.f32()) GTEST_SKIP() << "promised on the CPU only";
+  Random random(6);
+  // The same sequence's last tokens as one chunk, as single decodes, and beside others.
+  Scene scene(device, {8, 2, 64}, 32, {{590, 10}}, random);
+  const std::vector<float> chunk = attend(device, scene);
+  const std::vector<float> queries = scene.queries;
+  std::vector<float> singles, crowded;
+  for (int t = 0; t < 10; ++t) {
+    const std::vector<float> query(queries.begin() + t * scene.width(), queries.begin() + (t + 1) * scene.width());
+    scene.batch = std::make_unique<TestBatch>(device, std::vector<TestSequence>{{590 + t, 1}}, scene.tables, 32);
+    scene.queries = query;
+    const std::vector<float> alone = attend(device, scene);
+    singles.insert(singles.end(), alone.begin(), alone.end());
+
+    std::vector<TestSequence> many(9, {590 + t, 1});
+    scene.batch = std::make_unique<TestBatch>(device, many, std::vector<std::vector<int32_t>>(9, scene.tables[0]), 32);
+    scene.queries.clear();
+    for (int i = 0; i < 9; ++i) scene.queries.insert(scene.queries.end(), query.begin(), query.end());
+    const std::vector<float> together = attend(device, scene);
+    crowded.insert(crowded.end(), together.end() - scene.width(), together.end());
+  }
+  EXPECT_EQ(chunk, singles);
+  EXPECT_EQ(chunk, crowded);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, testing::ValuesIn(device_names()), device_of);
+
+}  // namespace
+}  // namespace zipage::test
