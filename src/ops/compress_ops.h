@@ -21,21 +21,22 @@ struct CompressionSource {
   int num_slots = 0;                       // T
   int num_scored = 0;
   int first_position = 0;
-  int prompt_len = 0;                      // tokens at positions [0, prompt_len) are the prompt
+  int prompt_len = 0;  // tokens at positions [0, prompt_len) are the prompt
 
   int logical_len() const { return first_position + num_slots - num_scored; }
 };
 
-// Stage 1. A[t] = (1/w) sum_r max_{h in group} softmax_t(q[h,r] . k[t] * scale), slot t visible to row r when
-// position(t) <= position(r). Rows r are the last `window` tokens, positions [logical_len - window, logical_len).
+// Stage 1, with the ring's window w. A[t] = (1/w) sum_r max_{h in group} softmax_t(q[h,r] . k[t] * scale), slot t
+// visible to row r when position(t) <= position(r). Rows r are the last w tokens, positions [logical_len - w,
+// logical_len).
 struct WindowScoreParams {
   CompressionSource source;
   QueryRing ring;
   int query_slot = 0;
   int num_heads = 0;
   float scale = 0;
-  float* scores = nullptr;     // out [num_layers, num_kv_heads, num_slots]
-  float* workspace = nullptr;  // [num_layers, num_heads, window, num_slots] or null where a backend needs none
+  float* scores = nullptr;       // out [num_layers, num_kv_heads, num_slots]
+  std::byte* scratch = nullptr;  // Backend::compression_scratch_bytes(); null when that is 0
 };
 
 // Stage 2. S[t] = max(A[t], decay * S_prev[t]) (or the sum) for t < num_scored. In place.
@@ -54,8 +55,9 @@ struct PoolScoresParams {
   float* out = nullptr;           // same shape; must not alias
 };
 
-// Stage 4. R' = softmax over all slots of R / (temperature * chunk length), R[m] = sum_{n != m, m != last(n)} c[m, n] within
-// the chunk; scope mean: R[m] = k^[m] . u over all slots. keys content: RoPE is undone at each slot's position first.
+// Stage 4. R' = softmax over all slots of R / (temperature * chunk length), R[m] = sum_{n != m, m != last(n)} c[m, n]
+// within the chunk; scope mean: R[m] = k^[m] . u over all slots. keys content: RoPE is undone at each slot's position
+// first.
 struct RedundancyParams {
   CompressionSource source;
   RedundancyScope scope = RedundancyScope::kExact;
@@ -64,38 +66,39 @@ struct RedundancyParams {
   float temperature = 0.4F;
   const float* cos_sin = nullptr;  // as QkvRopeAppendParams
   int rotary_dim = 0;
-  float* redundancy = nullptr;     // out [num_layers, num_kv_heads, num_slots]
-  std::byte* workspace = nullptr;  // redundancy_workspace_bytes(); device
+  float* redundancy = nullptr;   // out [num_layers, num_kv_heads, num_slots]
+  std::byte* scratch = nullptr;  // Backend::compression_scratch_bytes(); null when that is 0
 };
 
-// Stages 5 and 6. F = lambda * S - (1 - lambda) * R' (redundancy null: F = S; random: a seeded hash), then +inf for the
-// window, the first `sinks` positions, the newest `recent` slots and the protected part of the prompt.
+// Stages 5 and 6. F = lambda * S - (1 - lambda) * R', then +inf for the window, the first `sinks` slots, the newest
+// `recent` slots and the protected part of the prompt. Without redundancy F = S; S null counts as 0; random: F in [0,
+// 1) is a hash of (seed, layer, head, position), so what it keeps is uniform over all the sequence ever had.
 struct CombineParams {
   CompressionSource source;
   CompressionParams params;
-  const float* scores = nullptr;      // S
+  const float* scores = nullptr;      // S [num_layers, num_kv_heads, num_slots] or null
   const float* redundancy = nullptr;  // R' or null
   float* out = nullptr;               // F [num_layers, num_kv_heads, num_slots]; must not alias scores
 };
 
-// Stage 7. The `budget` slots of highest F, newer first among equals, written in sequence order. whole_blocks: blocks of
-// `block_size` source slots by the mean of S, protected blocks first, newest first among equals.
+// Stage 7. The `budget` slots of highest F, newer first among equals, written in sequence order. whole_blocks: F of a
+// slot is the mean over its block of source slots, blocks with a protected slot come before the others; so blocks stay
+// or go whole, but for the one that the budget cuts, of which the newest slots stay. Protected slots always stay.
 struct SelectParams {
   CompressionSource source;
   int budget = 0;
   bool whole_blocks = false;
-  const float* final_scores = nullptr;  // F
-  const float* scores = nullptr;        // S, for whole_blocks
+  const float* final_scores = nullptr;  // F [num_layers, num_kv_heads, num_slots]
   int32_t* kept = nullptr;              // out [num_layers, num_kv_heads, budget] slot indices t, ascending
 };
 
-// Stage 8. K, V, S and position of kept slots into target_blocks, in order. Targets may be blocks of the source: a
-// write never lands on a kept slot that has not been read (C1).
+// Stage 8. K, V, S (unless null) and position of kept slots into target_blocks, in order. Targets may be blocks of the
+// source, each at or behind its own index there: then a write never lands on a kept slot that has not been read (C1).
 struct CompactParams {
   CompressionSource source;
   int budget = 0;
   const int32_t* kept = nullptr;           // [num_layers, num_kv_heads, budget]
-  const float* scores = nullptr;           // S [num_layers, num_kv_heads, num_slots]
+  const float* scores = nullptr;           // S [num_layers, num_kv_heads, num_slots] or null
   const int32_t* target_blocks = nullptr;  // device [budget / block_size]
 };
 

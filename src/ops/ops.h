@@ -314,6 +314,10 @@ class Backend {
   virtual void swap_ring(Queue&, const SwapRingParams&) = 0;
   virtual void kv_gather(Queue&, const KvGatherParams&) = 0;
 
+  // Device bytes of scratch that window_scores and redundancy want, for one sequence of up to max_slots resident slots;
+  // they may share it. 0: the backend has scratch of its own.
+  virtual size_t compression_scratch_bytes(const KvGeometry& geometry, int num_heads, int window,
+                                           int max_slots) const = 0;
   // The stages of compression, in order; params in ops/compress_ops.h.
   virtual void window_scores(Queue&, const WindowScoreParams&) = 0;
   virtual void carry(Queue&, const CarryParams&) = 0;

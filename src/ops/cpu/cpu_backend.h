@@ -60,6 +60,8 @@ class CpuBackend final : public Backend {
   void swap_ring(Queue& queue, const SwapRingParams& params) override;
   void kv_gather(Queue& queue, const KvGatherParams& params) override;
 
+  // Each executor has scratch per thread.
+  size_t compression_scratch_bytes(const KvGeometry&, int, int, int) const override { return 0; }
   void window_scores(Queue& queue, const WindowScoreParams& params) override;
   void carry(Queue& queue, const CarryParams& params) override;
   void pool_scores(Queue& queue, const PoolScoresParams& params) override;

@@ -1,0 +1,69 @@
+// Stages 5 and 6: one number per slot, and what may not go whatever its number.
+#include <algorithm>
+#include <limits>
+
+#include "ops/cpu/compress_source.h"
+
+namespace zipage::cpu {
+namespace {
+
+// Splitmix64's finalizer over the four coordinates; 24 bits of it are a float in [0, 1) without rounding.
+float hash_unit(uint64_t seed, uint64_t task, int32_t position) {
+  uint64_t x = seed ^ (task * 0x9e3779b97f4a7c15U) ^ (static_cast<uint64_t>(position) << 32U);
+  for (int round = 0; round < 2; ++round) {
+    x += 0x9e3779b97f4a7c15U;
+    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+    x ^= x >> 31U;
+  }
+  return static_cast<float>(x >> 40U) * 0x1p-24F;
+}
+
+void protect(const CombineParams& p, const SourceHead& head, float* f) {
+  constexpr float kKeep = std::numeric_limits<float>::infinity();
+  const CompressionParams& c = p.params;
+  const int num_slots = p.source.num_slots;
+  const int newest = std::min(num_slots, std::max(c.window, c.recent));
+  std::fill_n(f, std::min(num_slots, c.sinks), kKeep);
+  std::fill_n(f + num_slots - newest, newest, kKeep);
+  if (!c.protect_prompt) return;
+  // A prompt above half of the budget keeps its first and last quarter-budgets only: positions [0, head_end) and
+  // [tail_begin, prompt_len).
+  const int prompt = p.source.prompt_len;
+  const bool whole = prompt <= c.budget / 2;
+  const int head_end = whole ? prompt : c.budget / 4;
+  const int tail_begin = whole ? prompt : prompt - c.budget / 4;
+  for (int t = 0; t < num_slots; ++t) {
+    const int position = head.position(t);
+    if (position >= prompt) break;
+    if (position < head_end || position >= tail_begin) f[t] = kKeep;
+  }
+}
+
+}  // namespace
+
+void CpuBackend::combine(Queue& queue, const CombineParams& p) {
+  check_source(p.source, "combine");
+  ZIPAGE_CHECK(p.out != nullptr && p.out != p.scores && p.out != p.redundancy, "combine: in place");
+  const CompressionParams& c = p.params;
+  const int num_slots = p.source.num_slots;
+  for_each_head(executor(queue), p.source, [&](int64_t task, int) {
+    const SourceHead head(p.source, task);
+    float* f = p.out + task * num_slots;
+    const float* s = p.scores == nullptr ? nullptr : p.scores + task * num_slots;
+    const float* r = p.redundancy == nullptr ? nullptr : p.redundancy + task * num_slots;
+    const float weight = r == nullptr ? 1.0F : c.lambda;
+    for (int t = 0; t < num_slots; ++t) f[t] = s == nullptr ? 0.0F : weight * s[t];
+    if (r != nullptr) {
+      for (int t = 0; t < num_slots; ++t) f[t] -= (1.0F - c.lambda) * r[t];
+    }
+    if (c.random) {
+      for (int t = 0; t < num_slots; ++t) {
+        f[t] = hash_unit(c.random_seed, static_cast<uint64_t>(task), head.position(t));
+      }
+    }
+    protect(p, head, f);
+  });
+}
+
+}  // namespace zipage::cpu
