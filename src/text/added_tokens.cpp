@@ -65,29 +65,39 @@ void AddedTokenMatcher::add(const AddedToken& token, std::string pattern) {
   tokens_.push_back(token);
 }
 
-std::vector<AddedTokenMatcher::Piece> AddedTokenMatcher::split(std::string_view text, SpecialTokens specials) const {
+int32_t AddedTokenMatcher::longest_at(std::string_view text, size_t at, size_t& stop) const {
+  int32_t found = -1;
+  int32_t node = roots_[static_cast<uint8_t>(text[at])];
+  for (size_t i = at + 1; node >= 0; ++i) {
+    if (nodes_[node].token >= 0) {
+      found = nodes_[node].token;
+      stop = i;
+    }
+    node = i < text.size() ? child(node, text[i]) : -1;
+  }
+  return found;
+}
+
+std::vector<AddedTokenMatcher::Piece> AddedTokenMatcher::split(std::string_view text,
+                                                               std::span<const ByteRange> literal) const {
   std::vector<Piece> pieces;
   size_t done = 0;  // text before this is in a piece
   for (size_t at = 0; at < text.size();) {
-    int32_t found = -1;
     size_t stop = at;
-    int32_t node = roots_[static_cast<uint8_t>(text[at])];
-    for (size_t i = at; node >= 0; node = child(node, text[i])) {
-      ++i;
-      if (nodes_[node].token >= 0) {
-        found = nodes_[node].token;
-        stop = i;
-      }
-      if (i == text.size()) break;
-    }
+    const int32_t found = longest_at(text, at, stop);
     if (found < 0) {
       ++at;
       continue;
     }
     const AddedToken& token = tokens_[found];
     size_t start = at;
-    at = stop;  // a token that is discarded below is not searched for shorter ones
-    if (specials == SpecialTokens::kAsText && token.special) continue;
+    while (!literal.empty() && literal.front().end <= start) literal = literal.subspan(1);
+    if (token.special && !literal.empty() && literal.front().begin < stop) {
+      // What a literal range holds is passed over whole; a token that only reaches into one may hide another.
+      at = stop <= literal.front().end && start >= literal.front().begin ? stop : start + 1;
+      continue;
+    }
+    at = stop;  // a token that is discarded here is not searched for shorter ones
     if (token.single_word && ((start > 0 && is_word_char(last_char(text.substr(0, start)))) ||
                               (stop < text.size() && is_word_char(next_utf8_unit(text.substr(stop)).code_point)))) {
       continue;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,8 +28,9 @@ class AddedTokenMatcher {
     size_t begin = 0, end = 0;
     int32_t id = -1;
   };
-  // At each place the longest token wins. Pieces in order, none empty.
-  std::vector<Piece> split(std::string_view text, SpecialTokens specials) const;
+  // At each place the longest token wins. Special tokens are not found where they touch a range of `literal` (in order,
+  // apart). Pieces in order, none empty.
+  std::vector<Piece> split(std::string_view text, std::span<const ByteRange> literal) const;
 
  private:
   struct Node {
@@ -38,6 +40,8 @@ class AddedTokenMatcher {
     char byte = 0;
   };
   int32_t child(int32_t node, char byte) const;
+  // The longest token that begins at `at` (index into tokens_, or -1) and where it ends.
+  int32_t longest_at(std::string_view text, size_t at, size_t& stop) const;
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_;         // [0] is the root

@@ -1,5 +1,6 @@
 #include "text/bpe_tokenizer.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 
@@ -106,29 +107,76 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, bool add_specia
     mended = replace_invalid_utf8(text);
     text = mended;
   }
+  const ByteRange whole{0, text.size()};
   std::vector<int32_t> ids;
-  ids.reserve(text.size() / 3 + 8);
   if (add_special_tokens) ids = parts_.prefix_ids;
-  for (const AddedTokenMatcher::Piece& piece : raw_.split(text, specials)) {
+  encode_valid(text, std::span(&whole, specials == SpecialTokens::kAsText ? 1 : 0), ids);
+  if (add_special_tokens) ids.insert(ids.end(), parts_.suffix_ids.begin(), parts_.suffix_ids.end());
+  return ids;
+}
+
+std::vector<int32_t> BpeTokenizer::encode_mixed(std::string_view text, std::span<const ByteRange> literal) const {
+  std::vector<int32_t> ids;
+  if (is_valid_utf8(text)) {
+    encode_valid(text, literal, ids);
+    return ids;
+  }
+  std::string mended;
+  std::vector<ByteRange> moved;
+  size_t done = 0;
+  const auto mend_up_to = [&](size_t end) {
+    mended += replace_invalid_utf8(text.substr(done, end - done));
+    done = end;
+    return mended.size();
+  };
+  for (const ByteRange& range : literal) {
+    const size_t begin = mend_up_to(range.begin);
+    moved.push_back({begin, mend_up_to(range.end)});
+  }
+  mend_up_to(text.size());
+  encode_valid(mended, moved, ids);
+  return ids;
+}
+
+void BpeTokenizer::encode_valid(std::string_view text, std::span<const ByteRange> literal,
+                                std::vector<int32_t>& ids) const {
+  ids.reserve(ids.size() + text.size() / 3 + 8);
+  std::vector<ByteRange> inside;
+  for (const AddedTokenMatcher::Piece& piece : raw_.split(text, literal)) {
     if (piece.id >= 0) {
       ids.push_back(piece.id);
       continue;
     }
-    std::string normal = parts_.normalizer.apply(text.substr(piece.begin, piece.end - piece.begin));
-    if (normalized_.empty()) {
-      encode_text(std::move(normal), piece.begin == 0, ids);
-      continue;
+    inside.clear();
+    for (const ByteRange& range : literal) {
+      const size_t begin = std::max(range.begin, piece.begin), end = std::min(range.end, piece.end);
+      if (begin < end) inside.push_back({begin - piece.begin, end - piece.begin});
     }
-    for (const AddedTokenMatcher::Piece& part : normalized_.split(normal, specials)) {
-      if (part.id >= 0) {
-        ids.push_back(part.id);
-      } else {
-        encode_text(normal.substr(part.begin, part.end - part.begin), piece.begin == 0 && part.begin == 0, ids);
-      }
+    encode_piece(text.substr(piece.begin, piece.end - piece.begin), piece.begin == 0, inside, ids);
+  }
+}
+
+void BpeTokenizer::encode_piece(std::string_view piece, bool at_start, std::span<const ByteRange> literal,
+                                std::vector<int32_t>& ids) const {
+  std::string normal = parts_.normalizer.apply(piece);
+  if (normalized_.empty()) {
+    encode_text(std::move(normal), at_start, ids);
+    return;
+  }
+  // Where the ranges lie after normalization: a prefix of a text becomes the prefix of what the text becomes.
+  std::vector<ByteRange> moved;
+  const auto moved_to = [&](size_t offset) {
+    return offset == piece.size() ? normal.size()
+                                  : std::min(normal.size(), parts_.normalizer.apply(piece.substr(0, offset)).size());
+  };
+  for (const ByteRange& range : literal) moved.push_back({moved_to(range.begin), moved_to(range.end)});
+  for (const AddedTokenMatcher::Piece& part : normalized_.split(normal, moved)) {
+    if (part.id >= 0) {
+      ids.push_back(part.id);
+    } else {
+      encode_text(normal.substr(part.begin, part.end - part.begin), at_start && part.begin == 0, ids);
     }
   }
-  if (add_special_tokens) ids.insert(ids.end(), parts_.suffix_ids.begin(), parts_.suffix_ids.end());
-  return ids;
 }
 
 void BpeTokenizer::encode_text(std::string text, bool at_start, std::vector<int32_t>& ids) const {

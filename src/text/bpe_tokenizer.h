@@ -45,6 +45,7 @@ class BpeTokenizer final : public Tokenizer {
   explicit BpeTokenizer(TokenizerParts parts);
 
   std::vector<int32_t> encode(std::string_view text, bool add_special_tokens, SpecialTokens specials) const override;
+  std::vector<int32_t> encode_mixed(std::string_view text, std::span<const ByteRange> literal) const override;
   std::string_view token_bytes(int32_t id) const override;
   std::string_view token_text(int32_t id) const override { return parts_.vocabulary.text(id); }
   int32_t token_id(std::string_view token_text) const override { return parts_.vocabulary.find(token_text); }
@@ -54,6 +55,10 @@ class BpeTokenizer final : public Tokenizer {
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const override;
 
  private:
+  // REQUIRES: valid UTF-8.
+  void encode_valid(std::string_view text, std::span<const ByteRange> literal, std::vector<int32_t>& ids) const;
+  void encode_piece(std::string_view piece, bool at_start, std::span<const ByteRange> literal,
+                    std::vector<int32_t>& ids) const;
   void encode_text(std::string text, bool at_start, std::vector<int32_t>& ids) const;
   void decode_vocabulary();
 

@@ -9,14 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "text/byte_range.h"
 #include "zipage/status.h"
 
 namespace zipage {
-
-struct ByteRange {
-  size_t begin = 0, end = 0;
-  size_t size() const { return end - begin; }
-};
 
 class Regex {
  public:

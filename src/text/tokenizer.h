@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "text/byte_range.h"
 #include "zipage/status.h"
 
 namespace zipage {
@@ -41,6 +42,9 @@ class Tokenizer {
   // by U+FFFD first.
   virtual std::vector<int32_t> encode(std::string_view text, bool add_special_tokens,
                                       SpecialTokens specials = SpecialTokens::kParse) const = 0;
+  // encode() of a text of which only some parts were written by someone who may write control tokens: within the
+  // ranges of `literal` (in order, apart) the text of a control token stays text. No special tokens are added.
+  virtual std::vector<int32_t> encode_mixed(std::string_view text, std::span<const ByteRange> literal) const = 0;
   // The bytes one token stands for, in the middle of a text. Unknown ids: "".
   virtual std::string_view token_bytes(int32_t id) const = 0;
   // The token as its vocabulary spells it ("Ġhello", "▁hello", "<0xE4>").

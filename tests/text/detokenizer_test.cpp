@@ -19,6 +19,7 @@ class FakeTokenizer final : public Tokenizer {
     token.special = true;
   }
   std::vector<int32_t> encode(std::string_view, bool, SpecialTokens) const override { return {}; }
+  std::vector<int32_t> encode_mixed(std::string_view, std::span<const ByteRange>) const override { return {}; }
   std::string_view token_bytes(int32_t id) const override {
     return id >= 0 && static_cast<size_t>(id) < tokens_.size() ? tokens_[id] : std::string_view();
   }
