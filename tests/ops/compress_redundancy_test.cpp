@@ -103,7 +103,7 @@ TEST(Redundancy, OfContentKeysSeesThroughTheRotation) {
     for (size_t t = 0; t < r.size(); ++t) (t % 4 == 0 ? copies : others) += r[t] / (t % 4 == 0 ? 32 : 96);
     return copies / others;
   };
-  EXPECT_GT(contrast(RedundancyKeys::kContent), 5 * contrast(RedundancyKeys::kRotated));
+  EXPECT_GT(contrast(RedundancyKeys::kContent), 3 * contrast(RedundancyKeys::kRotated));
 }
 
 // One column whose only neighbour above the threshold is older than itself: last(n) is not limited to newer slots.
