@@ -32,7 +32,8 @@ std::optional<std::string> snapshot_of(const fs::path& repository) {
     std::string revision = **ref;
     while (!revision.empty() && (revision.back() == '\n' || revision.back() == ' ')) revision.pop_back();
     const fs::path snapshot = repository / "snapshots" / revision;
-    if (!revision.empty() && revision.find('/') == std::string::npos && revision.front() != '.' && fs::is_directory(snapshot, ignored)) {
+    if (!revision.empty() && revision.find('/') == std::string::npos && revision.front() != '.' &&
+        fs::is_directory(snapshot, ignored)) {
       return snapshot.string();
     }
   }
