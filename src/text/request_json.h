@@ -1,0 +1,57 @@
+// A request as people send it, in OpenAI's fields and vLLM's and ours, turned into a TextRequest. Serves the server's
+// bodies and the lines of `generate --prompts` alike.
+//
+// Thread-safety: pure functions; prepare() may run concurrently on one LLM.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zipage/llm.h"
+#include "zipage/status.h"
+
+namespace zipage {
+
+enum class RequestKind : uint8_t {
+  kCompletion,  // `prompt`: a string, token ids, or a list of either
+  kChat,        // `messages`
+  kLine,        // one of `prompt` (a string), `prompt_token_ids`, `messages`
+};
+
+struct RequestContext {
+  SamplingParams defaults;               // for fields that are absent or null; max_tokens 0 = the rest of the context
+  int vocab_size = 0;                    // embedding rows: token ids lie below
+  int max_logprobs = 20;                 // -1 = the vocabulary's size
+  const Tokenizer* tokenizer = nullptr;  // never null
+};
+
+struct ParsedRequest {
+  std::vector<TextRequest> requests;  // one for each prompt; equal but for the prompt
+  std::string id;                     // `id` of a line or `request_id`; "" = none given
+  std::string model;
+  int n = 1;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage_stats = false;
+  bool echo = false;
+  bool return_token_ids = false;
+  bool kv_stats = false;
+  std::optional<int> truncate_prompt_tokens;  // keep the last so many; -1 = as many as fit
+};
+
+// Errors are kInvalidArgument, one sentence, param() names the field. Fields nobody knows are ignored, as OpenAI's
+// servers do.
+Result<ParsedRequest> parse_request(const nlohmann::json& body, RequestKind kind, const RequestContext& context);
+
+// The rest of what `parsed` asks for and only an LLM can do: cuts the prompt to truncate_prompt_tokens, and finds the
+// ids that open and close a thought for thinking_token_budget. The prompt becomes token ids where one of them is asked
+// for; otherwise nothing changes.
+Status prepare(LLM& llm, const ParsedRequest& parsed, TextRequest& request);
+
+// Whether a prompt ends inside a thought: its last <think> has no </think> after it.
+bool opens_thought(const Tokenizer& tokenizer, std::span<const int32_t> prompt);
+
+}  // namespace zipage
