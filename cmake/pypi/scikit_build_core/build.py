@@ -4,6 +4,7 @@
 has them, so neither the real backend nor a compiler is needed.
 """
 
+import email
 import pathlib
 import shutil
 
@@ -13,7 +14,9 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    info = pathlib.Path(metadata_directory) / "package.dist-info"
+    fields = email.message_from_string(pathlib.Path("PKG-INFO").read_text())
+    # Some versions of pip take the name from the folder's.
+    info = pathlib.Path(metadata_directory) / f"{fields['Name'].replace('-', '_')}-{fields['Version']}.dist-info"
     info.mkdir()
     shutil.copyfile("PKG-INFO", info / "METADATA")
     return info.name
