@@ -1,0 +1,170 @@
+#include "model/weights.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "tensor/bf16.h"
+
+namespace zipage {
+namespace {
+
+struct Part {
+  std::string name;
+  int64_t rows;
+  int64_t cols;  // 0: a vector
+};
+
+class Loader {
+ public:
+  Loader(Backend& backend, Queue& queue, const ModelFiles& files) : backend_(backend), queue_(queue), files_(files) {}
+
+  Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& weights) {
+    std::vector<HostTensor> tensors;
+    std::vector<const HostTensor*> stored;
+    std::vector<std::vector<Bf16>> made_up;
+    for (const Part& part : parts) {
+      weights.num_parameters += part.rows * part.cols;
+      if (files_.dummy()) {
+        made_up.push_back(random_values(part));
+        tensors.push_back({.name = part.name,
+                           .dtype = DType::kBF16,
+                           .shape = {part.rows, part.cols},
+                           .data = std::as_bytes(std::span(made_up.back()))});
+        continue;
+      }
+      ZIPAGE_ASSIGN_OR_RETURN(const HostTensor* tensor, find(part));
+      tensors.push_back(*tensor);
+      stored.push_back(tensor);
+    }
+    std::unique_ptr<Linear> linear = backend_.make_linear(tensors);
+    weights.bytes += static_cast<int64_t>(linear->bytes());
+    for (const HostTensor* tensor : stored) files_.release(*tensor);
+    return linear;
+  }
+
+  // Stacked fp32 vectors (norms, biases) on the device.
+  Result<const float*> vector(const std::vector<Part>& parts, Weights& weights, float dummy_value) {
+    std::vector<float> values;
+    for (const Part& part : parts) {
+      weights.num_parameters += part.rows;
+      const size_t begin = values.size();
+      values.resize(begin + static_cast<size_t>(part.rows), dummy_value);
+      if (files_.dummy()) continue;
+      ZIPAGE_ASSIGN_OR_RETURN(const HostTensor* tensor, find(part));
+      dequantize(*tensor, 0, part.rows, values.data() + begin);
+    }
+    const size_t bytes = values.size() * sizeof(float);
+    auto staging = backend_.allocate(bytes, "staging", MemoryKind::kPinnedHost);
+    std::copy(values.begin(), values.end(), staging->as<float>());
+    weights.vectors.push_back(backend_.allocate(bytes, "norms and biases"));
+    backend_.upload(queue_, weights.vectors.back()->data(), staging->data(), bytes);
+    queue_.synchronize();
+    weights.bytes += static_cast<int64_t>(bytes);
+    return static_cast<const float*>(weights.vectors.back()->as<float>());
+  }
+
+  bool has(const std::string& name) const { return files_.dummy() || files_.find(name) != nullptr; }
+
+ private:
+  Result<const HostTensor*> find(const Part& part) const {
+    const HostTensor* tensor = files_.find(part.name);
+    const std::vector<int64_t> shape =
+        part.cols == 0 ? std::vector<int64_t>{part.rows} : std::vector<int64_t>{part.rows, part.cols};
+    if (tensor == nullptr) {
+      return Status(StatusCode::kDataLoss, fmt::format("{}: tensor '{}' [{}] is missing", files_.directory(), part.name,
+                                                       fmt::join(shape, ", ")));
+    }
+    if (tensor->shape != shape) {
+      return Status(StatusCode::kDataLoss,
+                    fmt::format("{}: tensor '{}' has shape [{}], the configuration asks for [{}]", files_.directory(),
+                                part.name, fmt::join(tensor->shape, ", "), fmt::join(shape, ", ")));
+    }
+    return tensor;
+  }
+
+  std::vector<Bf16> random_values(const Part& part) {
+    // Fast and small enough that activations stay finite through many layers.
+    std::vector<Bf16> values(static_cast<size_t>(part.rows * part.cols));
+    const float scale = 1.0F / std::sqrt(static_cast<float>(part.cols));
+    for (Bf16& value : values) {
+      state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+      value = Bf16((static_cast<float>(state_ >> 40) / static_cast<float>(1 << 23) - 1.0F) * scale);
+    }
+    return values;
+  }
+
+  Backend& backend_;
+  Queue& queue_;
+  const ModelFiles& files_;
+  uint64_t state_ = 0x5eed;
+};
+
+Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights& weights) {
+  const std::string prefix = fmt::format("model.layers.{}.", index);
+  const int64_t hidden = config.hidden_size;
+  const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
+  const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
+  const int64_t ffn = config.intermediate_size;
+  const std::string attention = prefix + "self_attn.";
+  const std::string mlp = prefix + "mlp.";
+  LayerWeights layer;
+  ZIPAGE_ASSIGN_OR_RETURN(layer.qkv, loader.linear({{attention + "q_proj.weight", q_rows, hidden},
+                                                    {attention + "k_proj.weight", kv_rows, hidden},
+                                                    {attention + "v_proj.weight", kv_rows, hidden}},
+                                                   weights));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.output, loader.linear({{attention + "o_proj.weight", hidden, q_rows}}, weights));
+  ZIPAGE_ASSIGN_OR_RETURN(
+      layer.gate_up,
+      loader.linear({{mlp + "gate_proj.weight", ffn, hidden}, {mlp + "up_proj.weight", ffn, hidden}}, weights));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.down, loader.linear({{mlp + "down_proj.weight", hidden, ffn}}, weights));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.input_norm, loader.vector({{prefix + "input_layernorm.weight", hidden, 0}}, weights, 1));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.post_attention_norm,
+                          loader.vector({{prefix + "post_attention_layernorm.weight", hidden, 0}}, weights, 1));
+  if (config.qk_norm) {
+    ZIPAGE_ASSIGN_OR_RETURN(layer.q_norm, loader.vector({{attention + "q_norm.weight", config.head_dim, 0}}, weights, 1));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.k_norm, loader.vector({{attention + "k_norm.weight", config.head_dim, 0}}, weights, 1));
+  }
+  if (config.qkv_bias) {
+    ZIPAGE_ASSIGN_OR_RETURN(layer.qkv_bias, loader.vector({{attention + "q_proj.bias", q_rows, 0},
+                                                           {attention + "k_proj.bias", kv_rows, 0},
+                                                           {attention + "v_proj.bias", kv_rows, 0}},
+                                                          weights, 0));
+  }
+  if (config.output_bias) {
+    ZIPAGE_ASSIGN_OR_RETURN(layer.output_bias, loader.vector({{attention + "o_proj.bias", hidden, 0}}, weights, 0));
+  }
+  if (config.mlp_bias) {
+    ZIPAGE_ASSIGN_OR_RETURN(layer.gate_up_bias,
+                            loader.vector({{mlp + "gate_proj.bias", ffn, 0}, {mlp + "up_proj.bias", ffn, 0}}, weights, 0));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.down_bias, loader.vector({{mlp + "down_proj.bias", hidden, 0}}, weights, 0));
+  }
+  weights.layers.push_back(std::move(layer));
+  return {};
+}
+
+}  // namespace
+
+Result<Weights> load_weights(Backend& backend, Queue& queue, const ModelFiles& files, const ModelConfig& config,
+                             const std::function<void(double)>& progress) {
+  Loader loader(backend, queue, files);
+  Weights weights;
+  const int64_t vocab = config.vocab_size;
+  const int64_t hidden = config.hidden_size;
+  ZIPAGE_ASSIGN_OR_RETURN(weights.embedding, loader.linear({{"model.embed_tokens.weight", vocab, hidden}}, weights));
+  for (int i = 0; i < config.num_layers; ++i) {
+    ZIPAGE_RETURN_IF_ERROR(load_layer(loader, config, i, weights));
+    if (progress) progress(static_cast<double>(i + 1) / config.num_layers);
+  }
+  ZIPAGE_ASSIGN_OR_RETURN(weights.final_norm, loader.vector({{"model.norm.weight", hidden, 0}}, weights, 1));
+  // A tied model's file may repeat the head; the configuration decides. An untied one must bring it.
+  if (!config.tie_word_embeddings) {
+    ZIPAGE_ASSIGN_OR_RETURN(weights.lm_head, loader.linear({{"lm_head.weight", vocab, hidden}}, weights));
+  }
+  return weights;
+}
+
+}  // namespace zipage
