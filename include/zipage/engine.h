@@ -1,6 +1,6 @@
 // The engine: token ids in, token ids out. One object owns the model, the KV pool and the scheduler.
 //
-// Thread-safety: submit(), abort(), stats() and wake() may be called from any thread at any time. step(), run() and
+// Thread-safety: submit(), abort(), stats(), reset_prefix_cache() and wake() may be called from any thread at any time. step(), run() and
 // has_work() belong to one thread, the engine's. Sinks are called on it.
 #pragma once
 
@@ -67,8 +67,8 @@ class Engine {
   virtual const ModelInfo& model() const = 0;
   virtual const EngineConfig& config() const = 0;   // the effective one
   virtual std::string memory_plan() const = 0;      // printable table
-  // Drops every cached block nobody uses. Returns false when blocks are in use and stay.
-  virtual bool reset_prefix_cache() = 0;
+  // Forgets all cached prefixes at the next step boundary; running requests keep their blocks.
+  virtual void reset_prefix_cache() = 0;
 };
 
 }  // namespace zipage

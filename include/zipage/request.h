@@ -26,7 +26,7 @@ struct SamplingParams {
   float presence_penalty = 0.0F;      // [-2, 2]
   float frequency_penalty = 0.0F;     // [-2, 2]
   std::optional<int64_t> seed;        // none: a different one each time
-  int max_tokens = 16;                // >= 1
+  int max_tokens = 16;                // >= 1; 0 = the rest of the context
   int min_tokens = 0;                 // EOS and stop ids are forbidden before
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;
@@ -98,6 +98,9 @@ struct Request {
   std::optional<int> kv_budget;         // 0 = keep all
   std::optional<KvPolicy> kv_policy;
   std::optional<bool> protect_prompt;
+  // The output's beginning, whatever the model says: it is computed, compressed and reported like sampled tokens
+  // (with their log-probabilities), then sampling goes on. Counts towards max_tokens.
+  std::vector<int32_t> forced_output_token_ids;
   // With thinking_token_budget: when thinking has not ended after so many tokens, these ids are forced.
   std::vector<int32_t> end_thinking_token_ids;
   bool starts_thinking = false;         // the prompt already opened the thought

@@ -1,0 +1,128 @@
+// The engine behind include/zipage/engine.h. step() is the table of contents.
+//
+//   submit() ── inbox ──┐ engine's thread from here on
+//                       v
+//   take_inbox ─ commit_compressions ─ plan ─ apply ─ compute ─ commit ─ emit
+//
+// Ownership: sequences_ owns every unfinished sequence; running_ and waiting_ hold them in rank order.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/compression_lane.h"
+#include "engine/model_runner.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "kv/block_pool.h"
+#include "kv/prefix_cache.h"
+#include "kv/slots.h"
+#include "zipage/engine.h"
+
+namespace zipage {
+
+class EngineImpl final : public Engine {
+ public:
+  // `config` is validated and effective.
+  EngineImpl(EngineConfig config, ModelInfo model, std::unique_ptr<ModelRunner> runner);
+  ~EngineImpl() override;
+
+  Result<std::string> submit(Request request) override;
+  void abort(const std::string& request_id) override;
+  bool step() override;
+  bool has_work() const override;
+  void run(const std::atomic<bool>& stop) override;
+  void wake() override;
+  EngineStats stats() const override;
+  const ModelInfo& model() const override { return model_; }
+  const EngineConfig& config() const override { return config_; }
+  std::string memory_plan() const override { return runner_->plan().table(); }
+  void reset_prefix_cache() override;
+
+  // For tests: the next plan is changed by this before it is applied.
+  void override_plan(std::function<void(StepPlan&)> change) { change_plan_ = std::move(change); }
+  ModelRunner& runner() { return *runner_; }
+  // Aborts with the numbers when an invariant of pool, slots or sequences is broken (C6, C8, ranges).
+  void check() const;
+
+ private:
+  struct ByRank {
+    bool priority;
+    bool operator()(const Sequence* a, const Sequence* b) const { return ranks_before(*a, *b, priority); }
+  };
+  struct LaneJob {
+    Sequence* sequence;
+    CompressionPlan plan;
+  };
+
+  // ---- step's stages ----
+  void take_inbox();
+  void commit_compressions();
+  SchedulerView view() const;
+  StepBatch apply(const StepPlan& plan);
+  SampledTokens compute(const StepBatch& batch);
+  void commit(const StepBatch& batch, const SampledTokens& sampled);
+  void emit();
+
+  // ---- apply (step_apply.cpp) ----
+  void preempt(Sequence& sequence, PreemptKind kind, bool save_ring);
+  void swap_in(Sequence& sequence, bool takes_query_slot);
+  void admit(Sequence& sequence, const StepPlan::Admit& admission);
+  void start_compression(Sequence& sequence, const StepPlan::Compress& compression);
+  void finish_compression(Sequence& sequence, const CompressionPlan& plan, double seconds);
+  void release_kv(Sequence& sequence);
+  void release_swap(Sequence& sequence);
+  void give_back_query_slot(Sequence& sequence);
+
+  // ---- commit (step_commit.cpp) ----
+  void accept_token(Sequence& sequence, int32_t token);
+  void report_token(Sequence& sequence, int32_t token);
+  void report_forced_tokens(Sequence& sequence);
+  void publish_blocks(Sequence& sequence);
+  std::vector<int32_t> forbidden_tokens(const Sequence& sequence) const;
+  bool is_stop(const Sequence& sequence, int32_t token) const;
+  RequestOutput& output_of(Sequence& sequence);
+  void finish(Sequence& sequence, FinishReason reason, Status error = {});
+  void fail_running(const Status& error);
+
+  Sequence& sequence(SequenceId id);
+  Status validate(Request& request, CompressionParams* params) const;
+  void update_stats(double seconds, int num_tokens);
+
+  const EngineConfig config_;
+  const ModelInfo model_;
+  std::unique_ptr<ModelRunner> runner_;
+  const CompressionParams default_compression_;
+  Scheduler scheduler_;
+  BlockPool pool_;
+  PrefixCache prefix_cache_;
+  Slots query_slots_, swap_blocks_, swap_rings_;
+
+  std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::unordered_map<std::string, Sequence*> by_request_id_;
+  std::set<Sequence*, ByRank> running_, waiting_;
+  std::map<SequenceId, LaneJob> lane_jobs_;
+  std::unique_ptr<CompressionLane> lane_;  // null: inline
+  std::map<SequenceId, RequestOutput> outputs_;  // of this step, in order of arrival
+  std::vector<std::unique_ptr<Sequence>> finished_;  // of this step: their sinks are still to be called
+  SamplingBatch sampling_;
+  std::function<void(StepPlan&)> change_plan_;
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable wake_;
+  std::vector<std::unique_ptr<Sequence>> inbox_;
+  std::vector<std::string> aborts_;
+  std::set<std::string> live_ids_;
+  bool reset_cache_requested_ = false;
+  bool woken_ = false;
+  uint64_t next_id_ = 0;
+  EngineStats stats_;
+  EngineStats totals_;  // the engine's thread only; copied into stats_ after each step
+};
+
+}  // namespace zipage

@@ -1,0 +1,130 @@
+#include "engine/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/sequence.h"
+#include "model/decoder.h"
+
+namespace zipage {
+namespace {
+
+std::string human_bytes(int64_t bytes) {
+  const double value = static_cast<double>(bytes);
+  if (bytes >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", value / (1 << 30));
+  if (bytes >= int64_t{1} << 20) return fmt::format("{:.1f} MiB", value / (1 << 20));
+  return fmt::format("{:.1f} KiB", value / 1024);
+}
+
+// Blocks of the pool: what the user said, or what the device has left.
+Result<int> choose_num_blocks(const EngineConfig& config, const Backend& backend, int64_t bytes_per_block,
+                              int64_t other_bytes, int64_t useful_blocks) {
+  if (config.num_gpu_blocks_override) return *config.num_gpu_blocks_override;
+  int64_t bytes = 0;
+  const BackendInfo info = backend.info();
+  if (config.kv_cache_memory_bytes) {
+    bytes = *config.kv_cache_memory_bytes;
+  } else if (info.host_accessible) {
+    // Host memory belongs to others too: half of what is free, and no more than all requests at full length can use.
+    bytes = std::min(static_cast<int64_t>(info.free_memory_bytes / 2), useful_blocks * bytes_per_block);
+  } else {
+    const int64_t used = static_cast<int64_t>(info.memory_bytes - info.free_memory_bytes);
+    bytes = static_cast<int64_t>(static_cast<double>(info.memory_bytes) * config.gpu_memory_utilization) - used -
+            other_bytes;
+  }
+  if (bytes < bytes_per_block) {
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("no memory is left for KV blocks: one takes {}, {} are there beside {} for activations, "
+                              "compression and logits; lower --max-num-batched-tokens or --max-num-seqs, or raise "
+                              "--gpu-memory-utilization ({})",
+                              human_bytes(bytes_per_block), human_bytes(std::max<int64_t>(bytes, 0)),
+                              human_bytes(other_bytes), config.gpu_memory_utilization));
+  }
+  return static_cast<int>(std::min<int64_t>(bytes / bytes_per_block, (int64_t{1} << 31) / config.block_size - 1));
+}
+
+}  // namespace
+
+int64_t MemoryPlan::device_bytes() const {
+  int64_t sum = 0;
+  for (const Row& row : rows) sum += row.host ? 0 : row.bytes;
+  return sum;
+}
+
+std::string MemoryPlan::table() const {
+  std::string text = "memory plan\n";
+  for (const Row& row : rows) {
+    fmt::format_to(std::back_inserter(text), "  {:<24} {:>12}  {}{}\n", row.name, human_bytes(row.bytes), row.note,
+                   row.host ? " (host)" : "");
+  }
+  fmt::format_to(std::back_inserter(text), "  {:<24} {:>12}\n", "total", human_bytes(device_bytes()));
+  return text;
+}
+
+Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& model, const Backend& backend,
+                               int64_t weight_bytes) {
+  MemoryPlan plan;
+  const int block = config.block_size;
+  plan.max_model_len = config.max_model_len.value_or(model.max_position_embeddings);
+  if (plan.max_model_len > model.max_position_embeddings) {
+    return invalid_argument(fmt::format("--max-model-len {} is more than the model's {} positions", plan.max_model_len,
+                                        model.max_position_embeddings));
+  }
+  plan.max_tokens_per_step = config.enable_chunked_prefill
+                                 ? config.max_num_batched_tokens
+                                 : std::max(config.max_num_batched_tokens, plan.max_model_len);
+  plan.max_logit_rows = std::max(config.max_num_seqs, 64);
+  const CompressionParams params = resolve(config.compression);
+  const int max_blocks_per_seq = (plan.max_model_len + block - 1) / block;
+
+  plan.kv = {.num_layers = model.num_layers,
+             .num_blocks = 1,
+             .block_size = block,
+             .num_kv_heads = model.num_kv_heads,
+             .head_dim = model.head_dim,
+             .dtype = config.kv_cache_dtype == "fp8_e4m3" ? DType::kF8E4M3 : DType::kBF16};
+  plan.compression = {.kv = plan.kv,
+                      .num_heads = model.num_heads,
+                      .window = params.window,
+                      .max_slots = max_blocks_per_seq * block,
+                      .max_budget = max_blocks_per_seq * block};
+
+  const size_t activation = static_cast<size_t>(traits(backend.info().activation).block_bytes);
+  const auto workspace = static_cast<int64_t>(
+      Decoder::workspace_bytes(model, activation, plan.max_tokens_per_step, plan.max_logit_rows));
+  const auto compression = static_cast<int64_t>(CompressionWorkspace::bytes(backend, plan.compression));
+  const int64_t ring_bytes = int64_t{model.num_layers} * params.window * model.num_heads * model.head_dim *
+                             static_cast<int64_t>(activation);
+  plan.num_query_slots = config.query_slots.value_or(config.max_num_seqs);
+  const int64_t kv_bytes = static_cast<int64_t>(backend.kv_bytes_per_block(plan.kv)) * model.num_layers;
+  const int64_t marks_bytes = int64_t{model.num_layers} * model.num_kv_heads * block * 8;  // scores and positions
+  const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots;
+  ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks,
+                          choose_num_blocks(config, backend, kv_bytes + marks_bytes, other,
+                                            int64_t{config.max_num_seqs} * max_blocks_per_seq));
+  plan.compression.kv = plan.kv;
+
+  const auto swap_block = static_cast<int64_t>(backend.swap_bytes_per_block(plan.kv));
+  const auto swap_bytes = static_cast<int64_t>(config.swap_space * (int64_t{1} << 30));
+  // More host blocks than the pool has are of no use twice over: a preempted request leaves room for another one.
+  plan.num_swap_blocks = std::min(swap_bytes / swap_block, int64_t{plan.kv.num_blocks} * 4);
+  plan.num_swap_rings = plan.num_swap_blocks > 0 ? config.max_num_seqs : 0;
+
+  const int64_t blocks = plan.kv.num_blocks;
+  plan.rows = {
+      {"weights", weight_bytes, "", false},
+      {"KV blocks", blocks * kv_bytes, fmt::format("{} blocks of {} tokens, {}", blocks, block, human_bytes(kv_bytes)), false},
+      {"scores and positions", blocks * marks_bytes, "of kept slots", false},
+      {"query slots", ring_bytes * plan.num_query_slots,
+       fmt::format("{} of {} queries a layer", plan.num_query_slots, params.window), false},
+      {"activations and logits", workspace,
+       fmt::format("{} tokens a step, {} sampled", plan.max_tokens_per_step, plan.max_logit_rows), false},
+      {"compression workspace", compression, fmt::format("up to {} tokens", plan.compression.max_slots), false},
+      {"swap space", plan.num_swap_blocks * swap_block + plan.num_swap_rings * ring_bytes,
+       fmt::format("{} blocks", plan.num_swap_blocks), true},
+  };
+  return plan;
+}
+
+}  // namespace zipage

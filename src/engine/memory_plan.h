@@ -1,0 +1,43 @@
+// How the memory is divided, derived once from configuration, model and device. Printed at start.
+//
+// Thread-safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/workspace.h"
+#include "model/model_config.h"
+#include "ops/ops.h"
+#include "zipage/config.h"
+
+namespace zipage {
+
+struct MemoryPlan {
+  int max_model_len = 0;
+  int max_tokens_per_step = 0;
+  int max_logit_rows = 0;
+  int num_query_slots = 0;
+  int64_t num_swap_blocks = 0;
+  int num_swap_rings = 0;
+  KvGeometry kv;
+  CompressionShape compression;
+
+  struct Row {
+    std::string name;
+    int64_t bytes;
+    std::string note;
+    bool host = false;
+  };
+  std::vector<Row> rows;
+
+  int64_t device_bytes() const;
+  std::string table() const;
+};
+
+// Errors name the number to lower, or to raise.
+Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& model, const Backend& backend,
+                               int64_t weight_bytes);
+
+}  // namespace zipage

@@ -1,0 +1,183 @@
+// What a computed batch changes: tokens, log-probabilities, the prefix cache, ends of requests.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/engine_impl.h"
+
+namespace zipage {
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return from.time_since_epoch().count() == 0 || to < from ? 0 : std::chrono::duration<double>(to - from).count();
+}
+
+// A row's log-probabilities hold as many entries as the batch's greediest request asked for.
+TokenLogprobs trimmed(TokenLogprobs entry, int top) {
+  if (static_cast<int>(entry.top.size()) > top) entry.top.resize(static_cast<size_t>(top));
+  return entry;
+}
+
+}  // namespace
+
+void EngineImpl::commit(const StepBatch& batch, const SampledTokens& sampled) {
+  for (const ScheduledChunk& chunk : batch.chunks) {
+    Sequence& s = *chunk.sequence;
+    const int end = s.num_computed + chunk.num_tokens;
+    totals_.prompt_tokens += std::max(0, std::min(end, s.num_prompt) - std::max(s.num_computed, s.max_computed));
+    s.num_computed = end;
+    s.num_resident += chunk.num_tokens;
+    s.max_computed = std::max(s.max_computed, end);
+    publish_blocks(s);
+  }
+  for (size_t i = 0; i < batch.scored.size(); ++i) {
+    const auto [s, index] = batch.scored[i];
+    TokenLogprobs entry = sampled.logprobs[static_cast<size_t>(batch.num_sampled) + i];
+    if (index < s->num_prompt) {
+      s->prompt_logprobs.push_back(trimmed(std::move(entry), *s->request.sampling.prompt_logprobs));
+    } else {
+      output_of(*s).logprobs.push_back(trimmed(std::move(entry), *s->request.sampling.logprobs));
+    }
+  }
+  size_t row = 0;
+  for (const ScheduledChunk& chunk : batch.chunks) {
+    Sequence& s = *chunk.sequence;
+    report_forced_tokens(s);
+    if (s.state == SequenceState::kFinished || !chunk.samples) continue;
+    const int32_t token = sampled.tokens[row];
+    if (token < 0) {
+      ++totals_.corrupted_requests;
+      finish(s, FinishReason::kError,
+             Status(StatusCode::kInternal, "the model's logits have no finite value for the next token"));
+      ++row;
+      continue;
+    }
+    if (s.request.sampling.logprobs) {
+      output_of(s).logprobs.push_back(trimmed(sampled.logprobs[row], *s.request.sampling.logprobs));
+    }
+    accept_token(s, token);
+    ++row;
+  }
+}
+
+void EngineImpl::accept_token(Sequence& s, int32_t token) {
+  const auto now = std::chrono::steady_clock::now();
+  s.tokens.push_back(token);
+  s.last_token = now;
+  report_token(s, token);
+  if (s.history) s.history->add_output(token);
+  if (s.thinking) s.thinking->accept(std::span<const int32_t>(s.tokens).subspan(static_cast<size_t>(s.num_prompt)));
+  if (s.request.constraint) s.request.constraint->accept(token);
+
+  RequestOutput& output = output_of(s);
+  const SamplingParams& params = s.request.sampling;
+  if (s.num_output() >= params.min_tokens && is_stop(s, token)) {
+    if (std::ranges::find(params.stop_token_ids, token) != params.stop_token_ids.end()) output.stop_token_id = token;
+    finish(s, FinishReason::kStop);
+  } else if (s.num_output() >= params.max_tokens) {
+    finish(s, FinishReason::kLength);
+  }
+}
+
+void EngineImpl::report_token(Sequence& s, int32_t token) {
+  RequestOutput& output = output_of(s);
+  if (s.num_reported == 0) {
+    s.first_token = std::chrono::steady_clock::now();
+    output.prompt_logprobs = std::exchange(s.prompt_logprobs, {});
+  }
+  output.new_token_ids.push_back(token);
+  ++s.num_reported;
+  ++totals_.generation_tokens;
+}
+
+// Given output tokens are reported once the token before them has been computed, as if they had been sampled then.
+void EngineImpl::report_forced_tokens(Sequence& s) {
+  while (s.num_reported < s.num_forced && s.num_computed >= s.num_prompt + s.num_reported) {
+    report_token(s, s.tokens[static_cast<size_t>(s.num_prompt + s.num_reported)]);
+  }
+  if (s.num_forced > 0 && s.num_reported == s.num_output() && s.num_output() >= s.request.sampling.max_tokens) {
+    finish(s, FinishReason::kLength);
+  }
+}
+
+bool EngineImpl::is_stop(const Sequence& s, int32_t token) const {
+  const SamplingParams& params = s.request.sampling;
+  if (!params.ignore_eos && std::ranges::find(model_.eos_token_ids, token) != model_.eos_token_ids.end()) return true;
+  return std::ranges::find(params.stop_token_ids, token) != params.stop_token_ids.end();
+}
+
+std::vector<int32_t> EngineImpl::forbidden_tokens(const Sequence& s) const {
+  std::vector<int32_t> forbidden;
+  const SamplingParams& params = s.request.sampling;
+  if (s.num_output() < params.min_tokens) {
+    forbidden = params.stop_token_ids;
+    if (!params.ignore_eos) {
+      forbidden.insert(forbidden.end(), model_.eos_token_ids.begin(), model_.eos_token_ids.end());
+    }
+  }
+  for (const std::vector<int32_t>& word : params.bad_words) {
+    const size_t prefix = word.size() - 1;
+    if (static_cast<size_t>(s.num_output()) < prefix) continue;
+    if (std::equal(word.begin(), word.end() - 1, s.tokens.end() - static_cast<ptrdiff_t>(prefix))) {
+      forbidden.push_back(word.back());
+    }
+  }
+  return forbidden;
+}
+
+// Only clean blocks: full, computed, never written by a compression.
+void EngineImpl::publish_blocks(Sequence& s) {
+  if (!config_.enable_prefix_caching || s.num_scored > 0) return;
+  const size_t block = static_cast<size_t>(config_.block_size);
+  while ((s.num_published + 1) * config_.block_size <= s.num_resident) {
+    const size_t index = static_cast<size_t>(s.num_published);
+    s.prefix_chain = prefix_cache_.publish(s.prefix_chain, std::span<const int32_t>(s.tokens).subspan(index * block, block),
+                                           s.blocks[index]);
+    ++s.num_published;
+  }
+}
+
+RequestOutput& EngineImpl::output_of(Sequence& s) {
+  const auto [it, added] = outputs_.try_emplace(s.id);
+  if (added) it->second.request_id = s.request.request_id;
+  return it->second;
+}
+
+void EngineImpl::finish(Sequence& s, FinishReason reason, Status error) {
+  RequestOutput& output = output_of(s);
+  output.finish_reason = reason;
+  output.error = std::move(error);
+  output.num_prompt_tokens = s.num_prompt;
+  output.num_output_tokens = s.num_reported;
+  output.num_cached_tokens = std::max(0, s.num_cached_tokens);
+  output.kv_stats = s.stats;
+  output.kv_stats.resident_tokens = s.num_resident;
+  output.kv_stats.evicted_tokens = s.num_computed - s.num_resident;
+  const auto now = std::chrono::steady_clock::now();
+  output.queue_seconds = seconds_between(s.arrived, s.first_scheduled.time_since_epoch().count() ? s.first_scheduled : now);
+  output.prefill_seconds = seconds_between(s.first_scheduled, s.first_token);
+  output.decode_seconds = seconds_between(s.first_token, s.last_token);
+
+  release_kv(s);
+  release_swap(s);
+  running_.erase(&s);
+  waiting_.erase(&s);
+  s.become(SequenceState::kFinished);
+  ++totals_.finished[static_cast<size_t>(reason)];
+  by_request_id_.erase(s.request.request_id);
+  {
+    const std::lock_guard lock(mutex_);
+    live_ids_.erase(s.request.request_id);
+  }
+  auto owned = sequences_.extract(s.id);
+  finished_.push_back(std::move(owned.mapped()));
+}
+
+void EngineImpl::fail_running(const Status& error) {
+  const std::vector<Sequence*> running(running_.begin(), running_.end());
+  for (Sequence* s : running) {
+    if (s->state == SequenceState::kRunning) finish(*s, FinishReason::kError, error);
+  }
+}
+
+}  // namespace zipage

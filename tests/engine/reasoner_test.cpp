@@ -1,0 +1,127 @@
+// The whole engine on the model that ships with the project, against references made with Hugging Face transformers in
+// float32 arithmetic (models/reasoner/reference.json).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/engine_impl.h"
+
+namespace zipage {
+namespace {
+
+const std::string kReasoner = std::string(ZIPAGE_SOURCE_DIR) + "/models/reasoner/";
+
+EngineConfig reasoner_config() {
+  EngineConfig config;
+  config.model = kReasoner + "model";
+  config.device = "cpu";
+  config.num_gpu_blocks_override = 256;
+  config.compression.kv_budget = 0;
+  config.compression.kv_slack = 64;
+  config.max_num_seqs = 16;
+  config.max_num_batched_tokens = 512;
+  config.swap_space = 0.1;
+  return config;
+}
+
+nlohmann::json reference() {
+  std::ifstream file(kReasoner + "reference.json");
+  return nlohmann::json::parse(file);
+}
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<TokenLogprobs> logprobs;
+  RequestOutput last;
+};
+
+Request greedy(std::vector<int32_t> prompt, int max_tokens) {
+  Request request;
+  request.prompt_token_ids = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.sampling.max_tokens = max_tokens;
+  return request;
+}
+
+std::vector<Answer> answers(Engine& engine, std::vector<Request> requests) {
+  std::vector<Answer> result(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].sink = [answer = &result[i]](RequestOutput&& output) {
+      answer->tokens.insert(answer->tokens.end(), output.new_token_ids.begin(), output.new_token_ids.end());
+      answer->logprobs.insert(answer->logprobs.end(), output.logprobs.begin(), output.logprobs.end());
+      answer->last = std::move(output);
+    };
+    const auto id = engine.submit(std::move(requests[i]));
+    EXPECT_TRUE(id.ok()) << id.status().message();
+  }
+  while (engine.step()) {
+  }
+  return result;
+}
+
+TEST(Reasoner, GreedyTokensEqualTheReferenceInABatch) {
+  auto engine = Engine::create(reasoner_config());
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const nlohmann::json rows = reference()["rows"];
+  std::vector<Request> requests;
+  for (const auto& row : rows) {
+    requests.push_back(greedy(row["prompt_token_ids"].get<std::vector<int32_t>>(), 256));
+    requests.back().sampling.logprobs = 10;
+  }
+  const std::vector<Answer> got = answers(**engine, std::move(requests));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto expected = rows[i]["greedy_token_ids"].get<std::vector<int32_t>>();
+    EXPECT_EQ(got[i].tokens, expected) << rows[i]["id"];
+    // Weights, activations and KV carry 8 significant bits; a log-probability near 0 is a difference of logits of that
+    // error.
+    for (size_t step = 0; step < rows[i]["first_8_top5"].size(); ++step) {
+      for (const auto& entry : rows[i]["first_8_top5"][step]) {
+        const int32_t token = entry[0];
+        const float logprob = entry[1];
+        if (logprob < -12) continue;
+        const auto& top = got[i].logprobs[step].top;
+        const auto found = std::ranges::find_if(top, [token](const auto& pair) { return pair.first == token; });
+        ASSERT_NE(found, top.end()) << rows[i]["id"] << " step " << step << " token " << token;
+        EXPECT_NEAR(found->second, logprob, 0.05 + 0.02 * std::fabs(logprob)) << rows[i]["id"] << " step " << step;
+      }
+    }
+  }
+}
+
+TEST(Reasoner, ABatchChangesNothing) {
+  auto engine = Engine::create(reasoner_config());
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const nlohmann::json rows = reference()["rows"];
+  for (size_t i : {size_t{0}, size_t{5}}) {
+    const auto expected = rows[i]["greedy_token_ids"].get<std::vector<int32_t>>();
+    const auto got = answers(**engine, {greedy(rows[i]["prompt_token_ids"].get<std::vector<int32_t>>(), 256)});
+    EXPECT_EQ(got[0].tokens, expected) << rows[i]["id"];
+  }
+}
+
+TEST(Reasoner, ACompressedRequestHoldsNoMoreThanItsBlocks) {
+  EngineConfig config = reasoner_config();
+  config.compression.kv_budget = 128;
+  config.num_gpu_blocks_override = 24;
+  auto engine = Engine::create(config);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const nlohmann::json rows = reference()["rows"];
+  std::vector<Request> requests;
+  for (const auto& row : rows) {
+    requests.push_back(greedy(row["prompt_token_ids"].get<std::vector<int32_t>>(), 400));
+    requests.back().sampling.ignore_eos = true;
+  }
+  for (const Answer& answer : answers(**engine, std::move(requests))) {
+    EXPECT_EQ(answer.tokens.size(), 400U);
+    EXPECT_EQ(answer.last.finish_reason, FinishReason::kLength);
+    EXPECT_GE(answer.last.kv_stats.compressions, 4);
+    EXPECT_LE(answer.last.kv_stats.peak_blocks, 4);
+    EXPECT_LE(answer.last.kv_stats.resident_tokens, 192);
+  }
+  static_cast<EngineImpl&>(**engine).check();
+}
+
+}  // namespace
+}  // namespace zipage
