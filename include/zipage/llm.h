@@ -20,7 +20,7 @@ struct ChatMessage {  // role and content, or any JSON object of the chat format
 };
 
 struct TextOptions {
-  std::vector<std::string> stop;           // stop strings, none empty
+  std::vector<std::string> stop;  // stop strings, none empty
   bool include_stop_str_in_output = false;
   bool skip_special_tokens = true;
   bool spaces_between_special_tokens = true;
@@ -32,22 +32,24 @@ struct TextRequest {
   std::optional<std::vector<int32_t>> prompt_token_ids;
   std::vector<ChatMessage> messages;
 
-  Request request;  // everything but prompt_token_ids and sink
+  // Everything but prompt_token_ids and sink. max_tokens = 0: the rest of the context. With a thinking_token_budget and
+  // no end_thinking_token_ids, the model's own <think> and </think> are filled in.
+  Request request;
   TextOptions text;
   bool add_special_tokens = true;
   bool add_generation_prompt = true;
   bool continue_final_message = false;
-  std::string chat_template;          // overrides the model's
-  std::string chat_template_kwargs;   // JSON object
-  std::string tools;                  // JSON array
+  std::string chat_template;         // overrides the model's
+  std::string chat_template_kwargs;  // JSON object
+  std::string tools;                 // JSON array
 };
 
 struct TextOutput {
   std::string request_id;
-  std::string delta;                 // text since the last piece; whole UTF-8 characters
+  std::string delta;  // text since the last piece; whole UTF-8 characters
   RequestOutput tokens;
   FinishReason finish_reason = FinishReason::kNone;
-  std::string stop_reason;           // the stop string, or the stop id as text
+  std::string stop_reason;  // the stop string, or the stop id as text; empty for EOS
   bool finished() const { return finish_reason != FinishReason::kNone; }
 };
 using TextSink = std::function<void(TextOutput&&)>;  // on the engine's thread
@@ -57,10 +59,15 @@ class ChatTemplate;
 
 class LLM {
  public:
-  static Result<std::unique_ptr<LLM>> create(const EngineConfig& config);
+  // Loads the model and its tokenizer. chat_template: a template's source, in place of the model's.
+  static Result<std::unique_ptr<LLM>> create(const EngineConfig& config, std::string chat_template = {});
+  // Ends the engine's thread. Requests that still run get a last piece with kAbort, on the calling thread.
   virtual ~LLM() = default;
 
+  // Tokenizes and queues; returns the request's id. Errors as Engine::submit()'s, and those of the chat template and of
+  // the text fields, with param(). The sink is not called then.
   virtual Result<std::string> submit(TextRequest request, TextSink sink) = 0;
+  // The sink gets a last piece with kAbort. Unknown and finished ids are ignored.
   virtual void abort(const std::string& request_id) = 0;
 
   // Token ids of a request's prompt as submit() would make them.
@@ -69,7 +76,8 @@ class LLM {
 
   virtual Engine& engine() = 0;
   virtual const Tokenizer& tokenizer() const = 0;
-  virtual SamplingParams default_sampling() const = 0;  // generation_config.json's
+  virtual const ChatTemplate* chat_template() const = 0;  // null: the model has none
+  virtual SamplingParams default_sampling() const = 0;    // generation_config.json's
 };
 
 }  // namespace zipage

@@ -1,0 +1,296 @@
+#include "zipage/llm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "text/detokenizer.h"
+#include "text/reasoning_parser.h"
+#include "text/text_model.h"
+
+namespace zipage {
+namespace {
+
+bool contains(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// One request's text. Lives on the engine's thread once it is submitted.
+class TextStream {
+ public:
+  TextStream(const Tokenizer& tokenizer, TextOptions options, std::vector<int32_t> eos_ids,
+             std::vector<int32_t> stop_ids, TextSink sink)
+      : detokenizer_(tokenizer, options.skip_special_tokens),
+        stops_(std::move(options.stop), options.include_stop_str_in_output),
+        include_stop_(options.include_stop_str_in_output),
+        eos_ids_(std::move(eos_ids)),
+        stop_ids_(std::move(stop_ids)),
+        sink_(std::move(sink)) {}
+
+  // Returns whether a stop string has just been found, so that the engine should go on no further.
+  bool push(RequestOutput&& tokens) {
+    if (stops_.matched()) {
+      finish_stopped(std::move(tokens));
+      return false;
+    }
+    TextOutput out;
+    out.request_id = tokens.request_id;
+    const int before = tokens.num_output_tokens - static_cast<int>(tokens.new_token_ids.size());
+    size_t used = 0;
+    while (used < tokens.new_token_ids.size() && !stops_.matched()) {
+      const bool last = tokens.finished() && used + 1 == tokens.new_token_ids.size();
+      const int32_t id = tokens.new_token_ids[used++];
+      if (last && tokens.finish_reason == FinishReason::kStop && stops_at(id) && !include_stop_) continue;
+      out.delta += stops_.push(detokenizer_.push(id));
+    }
+    if (tokens.finished() && !stops_.matched()) {
+      out.delta += stops_.push(detokenizer_.finish());
+      out.delta += stops_.finish();
+    }
+    num_tokens_ = before + static_cast<int>(used);
+    if (stops_.matched()) {
+      // Tokens behind the stop string are none of the answer's.
+      tokens.new_token_ids.resize(used);
+      if (tokens.logprobs.size() > used) tokens.logprobs.resize(used);
+      tokens.num_output_tokens = num_tokens_;
+      if (tokens.finished() && tokens.finish_reason != FinishReason::kError) {
+        tokens.finish_reason = FinishReason::kStop;
+        out.stop_reason = stops_.stop();
+      }
+    } else if (tokens.stop_token_id && contains(stop_ids_, *tokens.stop_token_id)) {
+      out.stop_reason = std::to_string(*tokens.stop_token_id);
+    } else {
+      tokens.stop_token_id.reset();
+    }
+    finished_ = tokens.finished();
+    out.finish_reason = tokens.finish_reason;
+    out.tokens = std::move(tokens);
+    const bool stop = stops_.matched() && !finished_;
+    sink_(std::move(out));
+    return stop;
+  }
+
+  // The engine is gone.
+  void end(const std::string& id, FinishReason reason, const Status& error) {
+    if (finished_) return;
+    TextOutput out;
+    out.request_id = out.tokens.request_id = id;
+    out.finish_reason = out.tokens.finish_reason = stops_.matched() ? FinishReason::kStop : reason;
+    out.stop_reason = stops_.stop();
+    if (out.finish_reason == FinishReason::kError) out.tokens.error = error;
+    out.tokens.num_output_tokens = num_tokens_;
+    finished_ = true;
+    sink_(std::move(out));
+  }
+
+  bool finished() const { return finished_; }
+
+ private:
+  bool stops_at(int32_t id) const { return contains(eos_ids_, id) || contains(stop_ids_, id); }
+
+  // What the engine still says about a request whose stop string was found: its statistics.
+  void finish_stopped(RequestOutput&& tokens) {
+    if (!tokens.finished()) return;
+    TextOutput out;
+    out.request_id = tokens.request_id;
+    tokens.new_token_ids.clear();
+    tokens.logprobs.clear();
+    tokens.num_output_tokens = num_tokens_;
+    tokens.stop_token_id.reset();
+    tokens.finish_reason = out.finish_reason = FinishReason::kStop;
+    tokens.error = {};
+    out.stop_reason = stops_.stop();
+    out.tokens = std::move(tokens);
+    finished_ = true;
+    sink_(std::move(out));
+  }
+
+  Detokenizer detokenizer_;
+  StopChecker stops_;
+  bool include_stop_;
+  std::vector<int32_t> eos_ids_, stop_ids_;
+  TextSink sink_;
+  int num_tokens_ = 0;
+  bool finished_ = false;
+};
+
+class TextEngine final : public LLM {
+ public:
+  TextEngine(std::unique_ptr<Engine> engine, TextModel model) : engine_(std::move(engine)), model_(std::move(model)) {
+    eos_ids_ = engine_->model().eos_token_ids;
+    for (const int32_t id : model_.eos_token_ids) {
+      if (!contains(eos_ids_, id)) extra_eos_ids_.push_back(id);
+    }
+    eos_ids_.insert(eos_ids_.end(), extra_eos_ids_.begin(), extra_eos_ids_.end());
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~TextEngine() override {
+    stop_ = true;
+    engine_->wake();
+    thread_.join();
+    end_all(FinishReason::kAbort, Status(StatusCode::kCancelled, "the engine is shutting down"));
+    engine_.reset();
+  }
+
+  Result<std::string> submit(TextRequest request, TextSink sink) override {
+    for (const std::string& stop : request.text.stop) {
+      if (stop.empty()) return invalid_argument("stop strings must not be empty").with_param("stop");
+    }
+    ZIPAGE_ASSIGN_OR_RETURN(request.request.prompt_token_ids, tokenize(request));
+    Request& inner = request.request;
+    complete(inner);
+    std::vector<int32_t> stop_ids = inner.sampling.stop_token_ids;
+    if (!inner.sampling.ignore_eos) {
+      for (const int32_t id : extra_eos_ids_) {
+        if (!contains(stop_ids, id)) inner.sampling.stop_token_ids.push_back(id);
+      }
+    }
+    if (inner.request_id.empty()) inner.request_id = fmt::format("req-{}", next_id_++);
+    const std::string id = inner.request_id;
+    const auto stream = std::make_shared<TextStream>(*model_.tokenizer, std::move(request.text),
+                                                     inner.sampling.ignore_eos ? std::vector<int32_t>() : eos_ids_,
+                                                     std::move(stop_ids), std::move(sink));
+    inner.sink = [this, id, stream](RequestOutput&& output) {
+      if (stream->push(std::move(output))) engine_->abort(id);
+      if (stream->finished()) forget(id);
+    };
+    {
+      const std::lock_guard lock(mutex_);
+      if (failed_) return Status(StatusCode::kUnavailable, "the engine has stopped after a failure");
+      if (!live_.emplace(id, stream).second) {
+        return invalid_argument(fmt::format("a request with the id '{}' is running", id)).with_param("request_id");
+      }
+    }
+    auto submitted = engine_->submit(std::move(inner));
+    if (!submitted.ok()) forget(id);
+    return submitted;
+  }
+
+  void abort(const std::string& request_id) override { engine_->abort(request_id); }
+
+  Result<std::vector<int32_t>> tokenize(const TextRequest& request) const override {
+    if (int(request.prompt.has_value()) + int(request.prompt_token_ids.has_value()) + int(!request.messages.empty()) !=
+        1) {
+      return invalid_argument("a request has exactly one of prompt, prompt_token_ids and messages")
+          .with_param("prompt");
+    }
+    if (request.prompt_token_ids) return *request.prompt_token_ids;
+    if (request.prompt) return model_.tokenizer->encode(*request.prompt, request.add_special_tokens);
+    return tokenize_chat(request);
+  }
+
+  std::string detokenize(std::span<const int32_t> ids, bool skip_special_tokens) const override {
+    return model_.tokenizer->decode(ids, skip_special_tokens);
+  }
+
+  Engine& engine() override { return *engine_; }
+  const Tokenizer& tokenizer() const override { return *model_.tokenizer; }
+  const ChatTemplate* chat_template() const override { return model_.chat_template.get(); }
+  SamplingParams default_sampling() const override { return model_.default_sampling; }
+
+ private:
+  void run() {
+    Status error;
+    try {
+      engine_->run(stop_);
+      return;
+    } catch (const std::exception& failure) {
+      error = Status(StatusCode::kInternal, fmt::format("the engine has stopped: {}", failure.what()));
+    }
+    log_error("{}", error.message());
+    {
+      const std::lock_guard lock(mutex_);
+      failed_ = true;
+    }
+    end_all(FinishReason::kError, error);
+  }
+
+  void end_all(FinishReason reason, const Status& error) {
+    std::map<std::string, std::shared_ptr<TextStream>> live;
+    {
+      const std::lock_guard lock(mutex_);
+      live.swap(live_);
+    }
+    for (const auto& [id, stream] : live) stream->end(id, reason, error);
+  }
+
+  void forget(const std::string& id) {
+    const std::lock_guard lock(mutex_);
+    live_.erase(id);
+  }
+
+  // What follows from the prompt's length and end.
+  void complete(Request& request) const {
+    SamplingParams& sampling = request.sampling;
+    if (sampling.max_tokens == 0) {
+      const auto prompt = static_cast<int>(std::min<size_t>(request.prompt_token_ids.size(), INT32_MAX));
+      sampling.max_tokens = std::max(1, engine_->model().max_model_len - prompt);
+    }
+    if (!sampling.thinking_token_budget || !request.end_thinking_token_ids.empty()) return;
+    const ReasoningFormat format;
+    request.begin_thinking_token_ids = model_.tokenizer->encode(format.begin, false);
+    request.end_thinking_token_ids = model_.tokenizer->encode(format.end, false);
+    request.starts_thinking = prompt_thought(*model_.tokenizer, request.prompt_token_ids) == PromptThought::kOpened;
+  }
+
+  Result<std::vector<int32_t>> tokenize_chat(const TextRequest& request) const {
+    std::unique_ptr<ChatTemplate> own;
+    const ChatTemplate* chat = model_.chat_template.get();
+    if (!request.tools.empty() && model_.tool_template != nullptr) chat = model_.tool_template.get();
+    if (!request.chat_template.empty()) {
+      auto parsed = ChatTemplate::parse(request.chat_template, model_.bos_token, model_.eos_token);
+      if (!parsed.ok()) return invalid_argument(parsed.status().message()).with_param("chat_template");
+      own = std::move(parsed).value();
+      chat = own.get();
+    }
+    if (chat == nullptr) {
+      return invalid_argument("the model has no chat template: give one with --chat-template, or send a prompt")
+          .with_param("messages");
+    }
+    ChatTemplateInputs inputs;
+    inputs.messages = "[";
+    for (const ChatMessage& message : request.messages) {
+      if (inputs.messages.size() > 1) inputs.messages += ',';
+      inputs.messages += message.json;
+    }
+    inputs.messages += ']';
+    inputs.tools = request.tools;
+    inputs.kwargs = request.chat_template_kwargs;
+    inputs.add_generation_prompt = request.add_generation_prompt;
+    inputs.continue_final_message = request.continue_final_message;
+    ZIPAGE_ASSIGN_OR_RETURN(const auto spans, chat->render(inputs));
+    return encode_prompt(*model_.tokenizer, spans);
+  }
+
+  std::unique_ptr<Engine> engine_;
+  TextModel model_;
+  std::vector<int32_t> eos_ids_;        // all
+  std::vector<int32_t> extra_eos_ids_;  // those that the engine does not know
+  std::atomic<uint64_t> next_id_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  bool failed_ = false;                                      // guarded by mutex_
+  std::map<std::string, std::shared_ptr<TextStream>> live_;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace
+
+ChatMessage ChatMessage::user(std::string_view content) {
+  const nlohmann::json message = {{"role", "user"}, {"content", content}};
+  return {message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
+}
+
+std::unique_ptr<LLM> make_llm(std::unique_ptr<Engine> engine, TextModel model) {
+  return std::make_unique<TextEngine>(std::move(engine), std::move(model));
+}
+
+}  // namespace zipage
