@@ -11,7 +11,7 @@ namespace zipage::cpu {
 namespace {
 
 // A chunk count per thread that evens out threads of unequal speed at the price of one contended claim a chunk.
-constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kChunksPerThread = 16;
 constexpr int kSpins = 2000;                                  // about 20 to 50 us of pauses
 constexpr auto kYieldTime = std::chrono::microseconds(2000);  // then sleep
 
