@@ -209,7 +209,12 @@ void add_elementwise(Bench& bench) {
                                          .kv = {geometry, data->data()}};
         const double bytes = rows * (4.0 * static_cast<double>(width) + 4.0 * model.heads * model.head_dim +
                                      4.0 * model.kv_heads * model.head_dim);
-        measure(state, bench, Bound::kNearMemory, bytes, [&] { bench.backend->qkv_rope_append(*bench.queue, params); });
+        const std::vector<float> fresh(qkv->as<float>(), qkv->as<float>() + rows * width);
+        measure(state, bench, Bound::kNearMemory, bytes, [&] {
+          // Rotated and normalised over and over, q would fade into denormal numbers.
+          std::copy(fresh.begin(), fresh.end(), qkv->as<float>());
+          bench.backend->qkv_rope_append(*bench.queue, params);
+        });
       });
     }
   }

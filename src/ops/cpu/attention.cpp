@@ -85,9 +85,7 @@ class AttentionTask {
 
     if (!spread) {
       executor.parallel_for(num_tiles, 1, [&](int64_t begin, int64_t end, int thread) {
-        Workspace workspace = make_workspace(executor, thread);
-        for (int64_t tile = begin; tile < end; ++tile)
-          whole_tile(tiles[tile / shape_.parts], tile % shape_.parts, workspace);
+        whole_tiles(tiles, begin, end, make_workspace(executor, thread));
       });
       return;
     }
@@ -95,17 +93,20 @@ class AttentionTask {
       return state_at(shared + list_bytes + (tile * max_segments + segment) * state_bytes);
     };
     executor.parallel_for(num_tiles * max_segments, 1, [&](int64_t begin, int64_t end, int thread) {
-      Workspace workspace = make_workspace(executor, thread);
+      const Workspace workspace = make_workspace(executor, thread);
+      SegmentArgs args;
       for (int64_t task = begin; task < end; ++task) {
         const int64_t tile = task / max_segments;
-        const int64_t segment = task % max_segments;
+        const auto segment = static_cast<int>(task % max_segments);
         const Tile& entry = tiles[tile / shape_.parts];
         if (segment * kSegmentSlots >= entry.num_slots) continue;
-        one_segment(entry, tile % shape_.parts, static_cast<int>(segment), workspace.scores, *state_of(tile, segment));
+        prepare(entry, tile % shape_.parts, segment, args);
+        args.scores = workspace.scores;
+        kernel_.segment(args, *state_of(tile, segment));
       }
     });
     executor.parallel_for(num_tiles, 4, [&](int64_t begin, int64_t end, int thread) {
-      Workspace workspace = make_workspace(executor, thread);
+      const Workspace workspace = make_workspace(executor, thread);
       for (int64_t tile = begin; tile < end; ++tile) {
         const Tile& entry = tiles[tile / shape_.parts];
         const int rows = rows_of(entry, tile % shape_.parts);
@@ -187,16 +188,13 @@ class AttentionTask {
            static_cast<int>(part % shape_.head_parts) * shape_.heads;
   }
 
-  void one_segment(const Tile& tile, int64_t part, int segment, float* scores, SegmentState& state) const {
-    const BatchView& batch = params_.batch;
-    SegmentArgs args;
+  void prepare(const Tile& tile, int64_t part, int segment, SegmentArgs& args) const {
     const int heads = heads_of(part);
     const int first_slot = segment * kSegmentSlots;
     args.num_rows = tile.num_tokens * heads;
     args.head_dim = head_dim_;
     args.num_slots = std::min(kSegmentSlots, tile.num_slots - first_slot);
     args.scale = params_.scale;
-    args.scores = scores;
     for (int row = 0; row < args.num_rows; ++row) {
       const int token = row / heads;
       args.queries[row] = static_cast<const float*>(params_.q.data) + (tile.token + token) * params_.q.stride +
@@ -204,25 +202,47 @@ class AttentionTask {
       args.visible[row] = tile.num_slots - (tile.num_tokens - 1 - token) - first_slot;
     }
     const int kv_head = static_cast<int>(part / shape_.head_parts);
-    const int32_t* table = batch.block_table + static_cast<int64_t>(tile.seq) * batch.max_blocks_per_seq;
-    for (int t = 0; t * kTileSlots < args.num_slots; ++t) {
+    const int32_t* table =
+        params_.batch.block_table + static_cast<int64_t>(tile.seq) * params_.batch.max_blocks_per_seq;
+    for (int t = 0; t < kSegmentTiles; ++t) {
       const int slot = first_slot + t * kTileSlots;
+      if (slot >= tile.num_slots) {
+        args.key_tiles[t] = nullptr;
+        continue;
+      }
       const int block = table[slot / kv_.block_size()];
       const int offset = slot % kv_.block_size();
       args.key_tiles[t] = kv_.key_tile(block, kv_head, offset / kTileSlots);
       args.value_tiles[t] = kv_.value_row(block, kv_head, offset);
     }
-    kernel_.segment(args, state);
+    args.next_key_tiles = nullptr;
   }
 
-  void whole_tile(const Tile& tile, int64_t part, const Workspace& workspace) const {
-    const int rows = rows_of(tile, part);
-    start(rows, *workspace.total);
-    for (int segment = 0; segment * kSegmentSlots < tile.num_slots; ++segment) {
-      one_segment(tile, part, segment, workspace.scores, *workspace.part);
-      merge(kernel_, rows, head_dim_, *workspace.part, *workspace.total);
+  // Each segment is prepared one ahead, so that the kernel can fetch its keys while it works on the one before.
+  void whole_tiles(const Tile* tiles, int64_t begin, int64_t end, const Workspace& workspace) const {
+    SegmentArgs buffers[2];
+    SegmentArgs* current = &buffers[0];
+    SegmentArgs* next = &buffers[1];
+    prepare(tiles[begin / shape_.parts], begin % shape_.parts, 0, *current);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const Tile& entry = tiles[tile / shape_.parts];
+      const int rows = rows_of(entry, tile % shape_.parts);
+      start(rows, *workspace.total);
+      const int segments = (entry.num_slots + kSegmentSlots - 1) / kSegmentSlots;
+      for (int segment = 0; segment < segments; ++segment) {
+        if (segment + 1 < segments) {
+          prepare(entry, tile % shape_.parts, segment + 1, *next);
+        } else if (tile + 1 < end) {
+          prepare(tiles[(tile + 1) / shape_.parts], (tile + 1) % shape_.parts, 0, *next);
+        }
+        if (segment + 1 < segments || tile + 1 < end) current->next_key_tiles = next->key_tiles;
+        current->scores = workspace.scores;
+        kernel_.segment(*current, *workspace.part);
+        merge(kernel_, rows, head_dim_, *workspace.part, *workspace.total);
+        std::swap(current, next);
+      }
+      finish(entry, tile % shape_.parts, *workspace.total);
     }
-    finish(tile, part, *workspace.total);
   }
 
   void finish(const Tile& tile, int64_t part, const SegmentState& state) const {

@@ -15,7 +15,8 @@
 
 namespace zipage::cpu {
 
-template <class S, int kRows>
+// kFetch: on the way fetch the values of the same tile, as many bytes as its keys.
+template <class S, int kRows, bool kFetch>
 [[gnu::always_inline]] inline void score_rows(const SegmentArgs& args, int row) {
   using F = typename S::F;
   const F scale = S::set1(args.scale);
@@ -29,7 +30,9 @@ template <class S, int kRows>
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) even[r] = odd[r] = S::zero();
       const Bf16* k = args.key_tiles[tile] + 2 * lane;
+      const Bf16* v = args.value_tiles[tile];
       for (int d = 0; d < args.head_dim; d += 2, k += 32) {
+        if (kFetch && lane == 0) __builtin_prefetch(v + 16 * d, 0, 2);
         const F first = S::first_of_pairs(k);
         const F second = S::second_of_pairs(k);
 #pragma GCC unroll 8
@@ -74,8 +77,8 @@ inline void weigh_row(const SegmentArgs& args, int row, float& largest, float& s
   sum = S::sum(total);
 }
 
-// values[row ..][d ..] = sum over slots of weight * V, for kPairs pairs of vectors of d.
-template <class S, int kRows, int kPairs>
+// values[row ..][d ..] = sum over slots of weight * V, for kPairs pairs of vectors of d. kFetch: fetch the next keys.
+template <class S, int kRows, int kPairs, bool kFetch>
 [[gnu::always_inline]] inline void value_rows(const SegmentArgs& args, int row, int d, float* values) {
   using F = typename S::F;
   F even[kRows][kPairs], odd[kRows][kPairs];
@@ -88,7 +91,12 @@ template <class S, int kRows, int kPairs>
   for (int begin = 0; begin < args.num_slots; begin += 16) {
     const Bf16* v = args.value_tiles[begin / 16] + d;
     const int end = std::min(begin + 16, args.num_slots);
+    const Bf16* next = args.next_key_tiles == nullptr ? nullptr : args.next_key_tiles[begin / 16];
     for (int t = begin; t < end; ++t, v += args.head_dim) {
+      if (kFetch && next != nullptr) {
+        for (int i = 0; i < args.head_dim; i += 32) __builtin_prefetch(next + i, 0, 2);
+        next += args.head_dim;
+      }
       F first[kPairs], second[kPairs];
 #pragma GCC unroll 4
       for (int p = 0; p < kPairs; ++p) {
@@ -129,35 +137,42 @@ inline void value_tail(const SegmentArgs& args, int row, int d, float* values) {
   S::store(values + static_cast<int64_t>(row) * args.head_dim + d, sum);
 }
 
-template <class S, int kRows>
+template <class S, int kRows, bool kFetch>
 void segment_rows(const SegmentArgs& args, int row, SegmentState& state) {
-  score_rows<S, kRows>(args, row);
+  score_rows<S, kRows, kFetch>(args, row);
   for (int r = row; r < row + kRows; ++r) weigh_row<S>(args, r, state.largest[r], state.sum[r]);
   // As many sums as fit the registers beside the operands.
   constexpr int kPairs = (S::kRegisters - 6) / (2 * kRows) >= 2 ? 2 : 1;
   constexpr int kStep = 2 * S::kWidth;
   int d = 0;
-  for (; d + kPairs * kStep <= args.head_dim; d += kPairs * kStep)
-    value_rows<S, kRows, kPairs>(args, row, d, state.values);
-  for (; d + kStep <= args.head_dim; d += kStep) value_rows<S, kRows, 1>(args, row, d, state.values);
+  if (d + kPairs * kStep <= args.head_dim) {
+    value_rows<S, kRows, kPairs, kFetch>(args, row, d, state.values);
+    d += kPairs * kStep;
+  }
+  for (; d + kPairs * kStep <= args.head_dim; d += kPairs * kStep) {
+    value_rows<S, kRows, kPairs, false>(args, row, d, state.values);
+  }
+  for (; d + kStep <= args.head_dim; d += kStep) value_rows<S, kRows, 1, false>(args, row, d, state.values);
   for (; d < args.head_dim; d += S::kWidth) {
     for (int r = row; r < row + kRows; ++r) value_tail<S>(args, r, d, state.values);
   }
 }
 
-template <class S, int kMaxRows>
+// The first rows of a segment bring its values, and the keys that come next, into the cache.
+template <class S, int kMaxRows, bool kFetch>
 void segment_rows_any(const SegmentArgs& args, int row, int rows, SegmentState& state) {
   if constexpr (kMaxRows > 0) {
-    if (rows == kMaxRows) return segment_rows<S, kMaxRows>(args, row, state);
-    segment_rows_any<S, kMaxRows - 1>(args, row, rows, state);
+    if (rows == kMaxRows) return segment_rows<S, kMaxRows, kFetch>(args, row, state);
+    segment_rows_any<S, kMaxRows - 1, kFetch>(args, row, rows, state);
   }
 }
 
 template <class S>
 void segment(const SegmentArgs& args, SegmentState& state) {
   constexpr int kRows = S::kRegisters == 32 ? 8 : 4;
-  for (int row = 0; row < args.num_rows; row += kRows) {
-    segment_rows_any<S, kRows>(args, row, std::min(kRows, args.num_rows - row), state);
+  segment_rows_any<S, kRows, true>(args, 0, std::min(kRows, args.num_rows), state);
+  for (int row = kRows; row < args.num_rows; row += kRows) {
+    segment_rows_any<S, kRows, false>(args, row, std::min(kRows, args.num_rows - row), state);
   }
 }
 

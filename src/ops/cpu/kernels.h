@@ -40,9 +40,11 @@ struct SegmentArgs {
   float scale = 0;
   const float* queries[kAttentionRows] = {};    // [head_dim] each
   int visible[kAttentionRows] = {};             // leading slots of the segment that the row sees; may be <= 0
-  const Bf16* key_tiles[kSegmentTiles] = {};    // [head_dim / 2][16][2]
+  const Bf16* key_tiles[kSegmentTiles] = {};    // [head_dim / 2][16][2]; null past num_slots
   const Bf16* value_tiles[kSegmentTiles] = {};  // [16][head_dim]
-  float* scores = nullptr;                      // workspace [num_rows][kSegmentSlots]
+  // Keys that the thread will read next, fetched on the way; null, or entries null, where there are none.
+  const Bf16* const* next_key_tiles = nullptr;
+  float* scores = nullptr;  // workspace [num_rows][kSegmentSlots]
 };
 // Softmax state of rows: sum of exp(score - largest), and the V rows weighted by it.
 struct SegmentState {
