@@ -76,7 +76,7 @@ class FakeEngine final : public Engine {
   const ModelInfo& model() const override { return info_; }
   const EngineConfig& config() const override { return config_; }
   std::string memory_plan() const override { return {}; }
-  bool reset_prefix_cache() override { return true; }
+  void reset_prefix_cache() override {}
 
   Request last_request;
   std::set<std::string> aborted;
