@@ -1,3 +1,4 @@
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -39,14 +40,22 @@ void q4_1(const uint8_t* block, float* out) {
   }
 }
 
-// The fifth bits: bit i of `high` belongs to element i.
+// Nibbles with their fifth bits: bit i of `high` belongs to element i. A table instead of shifts by i, which SSE2 has
+// not.
+constexpr auto kBits = [] {
+  std::array<uint32_t, 32> bits{};
+  for (uint32_t i = 0; i < 32; ++i) bits[i] = 1U << i;
+  return bits;
+}();
+
 void five_bits(const uint8_t* high, const uint8_t* q, int* out) {
-  uint32_t bits;
-  std::memcpy(&bits, high, sizeof(bits));
+  uint32_t word;
+  std::memcpy(&word, high, sizeof(word));
   for (int i = 0; i < 16; ++i) {
-    out[i] = (q[i] & 0x0f) | static_cast<int>(((bits >> i) & 1U) << 4);
-    out[i + 16] = (q[i] >> 4) | static_cast<int>(((bits >> (i + 16)) & 1U) << 4);
+    out[i] = q[i] & 0x0f;
+    out[i + 16] = q[i] >> 4;
   }
+  for (int i = 0; i < 32; ++i) out[i] += (word & kBits[static_cast<size_t>(i)]) != 0 ? 16 : 0;
 }
 
 // [d f16][4 bytes of fifth bits][16 bytes]
@@ -120,20 +129,28 @@ void q5_k(const uint8_t* block, float* out) {
 
 // [128 bytes of low nibbles][64 bytes of high bit pairs][16 signed scales][d f16]. Each half (128 elements) has four
 // rows of 32: row r takes nibble r / 2 of byte i + 32 (r mod 2) and pair r of high byte i; a scale covers 16 elements.
+template <int kRow>
+void q6_k_row(const uint8_t* low, const uint8_t* high, const int8_t* scales, float d, float* out) {
+  const uint8_t* nibbles = low + 32 * (kRow & 1);
+  for (int part = 0; part < 2; ++part) {
+    const float scale = d * static_cast<float>(scales[2 * kRow + part]);
+    for (int i = 16 * part; i < 16 * part + 16; ++i) {
+      const int q = ((nibbles[i] >> (kRow < 2 ? 0 : 4)) & 0x0f) | (((high[i] >> (2 * kRow)) & 3) << 4);
+      out[32 * kRow + i] = scale * static_cast<float>(q - 32);
+    }
+  }
+}
+
 void q6_k(const uint8_t* block, float* out) {
   const uint8_t* low = block;
   const uint8_t* high = block + 128;
   const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192);
   const float d = half_at(block + 208);
-  for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8) {
-    for (int row = 0; row < 4; ++row) {
-      const uint8_t* nibbles = low + 32 * (row & 1);
-      const int nibble_shift = row < 2 ? 0 : 4, pair_shift = 2 * row;
-      for (int i = 0; i < 32; ++i, ++out) {
-        const int q = ((nibbles[i] >> nibble_shift) & 0x0f) | (((high[i] >> pair_shift) & 3) << 4);
-        *out = d * static_cast<float>(scales[2 * row + i / 16]) * static_cast<float>(q - 32);
-      }
-    }
+  for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8, out += 128) {
+    q6_k_row<0>(low, high, scales, d, out);
+    q6_k_row<1>(low, high, scales, d, out);
+    q6_k_row<2>(low, high, scales, d, out);
+    q6_k_row<3>(low, high, scales, d, out);
   }
 }
 
