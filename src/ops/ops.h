@@ -162,7 +162,8 @@ struct GatherRowsParams {
 
 // One row per sampled sequence. Order: mask and bias, penalties, temperature, top_k, top_p, min_p, then Gumbel-max with
 // noise hashed from (seed, position, token id), so that batch mates change nothing. temperature <= 1e-5 is greedy (ties:
-// lowest id). Non-finite logits are ignored while a finite one exists; otherwise out_token = -1.
+// lowest id). Non-finite logits are ignored while a finite one exists; otherwise out_token = -1. Values equal to the k-th
+// largest, or to the last that top_p needs, are kept. The noise is defined in ops/sample_noise.h.
 struct SampleParams {
   Matrix logits;                           // fp32 [rows, vocab]; left unchanged
   int vocab = 0;                           // ids >= vocab (padding of the head) are never sampled
@@ -194,7 +195,7 @@ struct LogprobsParams {
   const int32_t* chosen = nullptr;   // [rows]; -1 = none
   int top_n = 0;                     // 0 = only the chosen one's
   float* out_chosen = nullptr;       // [rows]
-  int32_t* out_rank = nullptr;       // [rows] 1 = the most likely
+  int32_t* out_rank = nullptr;       // [rows] 1 = the most likely; ties: lowest id first
   int32_t* out_top_ids = nullptr;    // [rows, top_n] descending; ties: lowest id first
   float* out_top = nullptr;          // [rows, top_n]
 };

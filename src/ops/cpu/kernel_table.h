@@ -4,6 +4,7 @@
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/linear_kernels.h"
+#include "ops/cpu/sampling_kernels.h"
 
 namespace zipage::cpu {
 
@@ -18,6 +19,10 @@ constexpr Kernels kernel_table() {
       .silu_mul = silu_mul_row<S>,
       .rope = rope_row<S>,
       .exp_sum = exp_sum_row<S>,
+      .finite_copy = finite_copy<S>,
+      .block_maxima = block_maxima<S>,
+      .shift_scale = shift_scale<S>,
+      .noise_bound = noise_bound<S>,
   };
 }
 

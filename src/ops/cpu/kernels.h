@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "ops/cpu/isa.h"
+#include "ops/sample_noise.h"
 #include "tensor/bf16.h"
 
 namespace zipage::cpu {
@@ -18,6 +19,7 @@ constexpr int kPanelColumns = 64;   // output columns of one weight panel
 constexpr int kAttentionRows = 24;  // (token, head) rows that one attention call takes
 constexpr int kSegmentSlots = 256;  // slots whose softmax is taken at once; segments are merged in order
 constexpr int kSegmentTiles = kSegmentSlots / 16;
+constexpr int64_t kLogitBlock = 64;  // logits whose maximum is kept
 
 // out[r, c] = x[r, :] . panel[:, c] (+ bias[c]) for the `columns` <= 64 columns of one panel.
 struct PanelArgs {
@@ -62,8 +64,13 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
   void (*add)(const float* x, float* sum, int64_t n);  // sum += x
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
-  void (*rope)(float* x, const float* cos_sin, int rotary_dim);  // NeoX halves, in place
-  double (*exp_sum)(const float* x, float shift, int64_t n);     // sum of exp(x - shift); exp(-inf) = 0
+  void (*rope)(float* x, const float* cos_sin, int rotary_dim);         // NeoX halves, in place
+  double (*exp_sum)(const float* x, float shift, int64_t n);            // sum of exp(x - shift); exp(-inf) = 0
+  void (*finite_copy)(const float* x, int64_t n, float* out);           // NaN and infinities become -inf
+  void (*block_maxima)(const float* x, int64_t n, float* maxima);       // [ceil(n / kLogitBlock)]
+  void (*shift_scale)(float* x, int64_t n, float shift, float factor);  // x = (x - shift) * factor
+  // An upper bound of x[i] + noise of token first_id + i over n <= kLogitBlock tokens.
+  float (*noise_bound)(const float* x, int64_t n, uint32_t first_id, SampleNoiseKey key);
 };
 
 const Kernels& kernels(Isa isa);
