@@ -2,7 +2,7 @@
 function(zipage_layer name)
   cmake_parse_arguments(LAYER "" "" "DEPENDS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/cuda/")
+  list(FILTER sources EXCLUDE REGEX "/src/${name}/cuda/")
   if(NOT sources)
     file(WRITE ${CMAKE_BINARY_DIR}/empty_${name}.cpp "")
     set(sources ${CMAKE_BINARY_DIR}/empty_${name}.cpp)

@@ -16,7 +16,7 @@ namespace zipage::test {
 
 // "cpu_portable", "cpu_avx2", "cpu_avx512" where the processor has them, "cuda" where one is built in and present.
 std::vector<std::string> device_names();
-inline std::string device_of(const testing::TestParamInfo<std::string>& info) {
+inline std::string device_of(const ::testing::TestParamInfo<std::string>& info) {
   return info.param;
 }
 
@@ -66,6 +66,12 @@ class Device {
   Queue& queue() { return *queue_; }
   BackendInfo info() const { return backend_->info(); }
   bool f32() const { return info().activation == DType::kF32; }
+  // What a backend serves: activation rows and their strides are multiples of so many elements, heads have some sizes.
+  int64_t granularity() const { return f32() ? 1 : 8; }
+  int width(int64_t at_least) const {
+    return static_cast<int>((at_least + granularity() - 1) / granularity() * granularity());
+  }
+  bool serves_head_dim(int d) const { return f32() || d == 64 || d == 96 || d == 128 || d == 256; }
 
   void upload(void* device, const void* host, size_t bytes);
   void download(void* host, const void* device, size_t bytes);
@@ -78,7 +84,7 @@ class Device {
   // What an activation becomes when it is stored: itself, or rounded to bf16.
   std::vector<float> stored(std::vector<float> values) const;
   ActMatrix act(const std::vector<float>& values, int64_t rows, int64_t cols, int64_t gap = 0) {
-    return ActMatrix(*this, values, rows, cols, cols + gap);
+    return ActMatrix(*this, values, rows, cols, cols + width(gap));
   }
   // Weights from values that are rounded to bf16 first (in place), so that the oracle sees the same numbers.
   std::unique_ptr<Linear> linear(std::vector<float>& weights, int64_t out_features, int64_t in_features);
@@ -89,7 +95,7 @@ class Device {
 };
 
 // One test body for all devices: TEST_P(OpTest, ...) with `device`.
-class OpTest : public testing::TestWithParam<std::string> {
+class OpTest : public ::testing::TestWithParam<std::string> {
  protected:
   Device device{GetParam()};
 };

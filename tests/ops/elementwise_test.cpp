@@ -18,8 +18,8 @@ class ElementwiseTest : public OpTest {
 
 TEST_P(ElementwiseTest, RmsNormOfAnyWidthAndStride) {
   Random random(1);
-  for (int cols : {1, 16, 33, 384, 576, 1027}) {
-    const int rows = random.between(1, 40);
+  for (int at_least : {1, 16, 33, 384, 576, 1027, 4096, 12288}) {
+    const int cols = device.width(at_least), rows = random.between(1, 40);
     const std::vector<float> x = device.stored(random.normals(rows * cols, 3.0F));
     const std::vector<float> weight = random.normals(cols);
     ActMatrix in = device.act(x, rows, cols, 5);
@@ -56,8 +56,8 @@ TEST_P(ElementwiseTest, RmsNormAddsToTheResidualAndKeepsTheSum) {
 
 TEST_P(ElementwiseTest, SiluMulOverTheWholeRangeOfFloats) {
   Random random(3);
-  for (int cols : {1, 16, 45, 1152}) {
-    const int rows = random.between(1, 20);
+  for (int at_least : {1, 16, 45, 1152}) {
+    const int cols = device.width(at_least), rows = random.between(1, 20);
     std::vector<float> gate_up = random.normals(rows * 2 * cols, 4.0F);
     for (size_t i = 0; i < gate_up.size(); i += 7) gate_up[i] *= 40.0F;
     gate_up = device.stored(gate_up);
@@ -71,7 +71,7 @@ TEST_P(ElementwiseTest, SiluMulOverTheWholeRangeOfFloats) {
 
 TEST_P(ElementwiseTest, GatherRowsInAnyOrderWithRepeats) {
   Random random(4);
-  const int rows = 9, cols = 37;
+  const int rows = 9, cols = device.width(37);
   const std::vector<float> x = device.stored(random.normals(rows * cols));
   const std::vector<int32_t> wanted{8, 0, 0, 3, 5, 8};
   ActMatrix in = device.act(x, rows, cols, 6);

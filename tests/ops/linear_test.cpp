@@ -17,7 +17,8 @@ TEST_P(LinearTest, AnyNumberOfRowsAndOddShapes) {
   Random random(1);
   const std::vector<std::pair<int, int>> shapes{{384, 768}, {512, 384}, {33, 100},  {1, 1},
                                                 {576, 64},  {50, 130},  {1024, 320}};
-  for (auto [in, out] : shapes) {
+  for (auto [at_least, out] : shapes) {
+    const int in = device.width(at_least);
     for (int rows : {1, 2, 3, 4, 6, 7, 12, 13, 25, 70}) {
       const std::vector<float> x = device.stored(random.normals(rows * in));
       std::vector<float> w = random.normals(static_cast<int64_t>(out) * in, 0.1F);
@@ -68,8 +69,8 @@ TEST_P(LinearTest, PartsOfAnyTypeAreStackedInOrder) {
 
 TEST_P(LinearTest, EmbeddingReadsRowsOfThePackedTable) {
   Random random(3);
-  for (int hidden : {16, 33, 384}) {
-    const int vocab = 200;
+  for (int at_least : {16, 33, 384}) {
+    const int vocab = 200, hidden = device.width(at_least);
     std::vector<float> w = random.normals(static_cast<int64_t>(vocab) * hidden);
     const auto table = device.linear(w, vocab, hidden);
     const std::vector<int32_t> ids{0, 199, 63, 64, 65, 127, 128, 7};

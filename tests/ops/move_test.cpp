@@ -78,19 +78,19 @@ TEST_P(MoveTest, RingRowsOfOneQuerySlotMoveAlone) {
 
 TEST_P(MoveTest, GatherReadsBackWhatWasStored) {
   Random random(3);
-  const KvGeometry geometry{1, 6, 16, 3, 48, DType::kBF16};
+  const KvGeometry geometry{1, 6, 16, 3, 64, DType::kBF16};
   PagedKv kv(device, geometry);
   const std::vector<int32_t> table{5, 0, 3};
-  const std::vector<float> k = rounded_to_bf16(random.normals(40 * 3 * 48)),
-                           v = rounded_to_bf16(random.normals(40 * 3 * 48));
+  const std::vector<float> k = rounded_to_bf16(random.normals(40 * 3 * 64)),
+                           v = rounded_to_bf16(random.normals(40 * 3 * 64));
   kv.write(0, table, 0, k, v);
   for (int head = 0; head < 3; ++head) {
     std::vector<int32_t> slots;
     std::vector<float> expected_k, expected_v, actual_k, actual_v;
     for (int t : {39, 0, 17, 16, 15}) {
       slots.push_back(table[static_cast<size_t>(t / 16)] * 16 + t % 16);
-      expected_k.insert(expected_k.end(), k.begin() + (t * 3 + head) * 48, k.begin() + (t * 3 + head + 1) * 48);
-      expected_v.insert(expected_v.end(), v.begin() + (t * 3 + head) * 48, v.begin() + (t * 3 + head + 1) * 48);
+      expected_k.insert(expected_k.end(), k.begin() + (t * 3 + head) * 64, k.begin() + (t * 3 + head + 1) * 64);
+      expected_v.insert(expected_v.end(), v.begin() + (t * 3 + head) * 64, v.begin() + (t * 3 + head + 1) * 64);
     }
     kv.read(0, head, slots, actual_k, actual_v);
     EXPECT_EQ(actual_k, expected_k);

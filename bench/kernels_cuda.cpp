@@ -1,0 +1,518 @@
+// Each CUDA kernel beside its bound: what it moved or computed over the time it took, and that as a share of the
+// machine's measured peak. Shapes are Qwen3-8B's. The data of a case is larger than the second-level cache, or rotates
+// through memory that is.
+//
+//   bench_kernels_cuda [name...]     only cases whose name contains one of the words
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/cuda_backend.h"
+#include "tensor/bf16.h"
+
+namespace zipage::cuda {
+namespace {
+
+constexpr int kLayers = 36, kHidden = 4096, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kIntermediate = 12288,
+              kVocab = 151936;
+constexpr int kBlockSize = 64;
+constexpr double kReadPeak = 4.39e12, kCopyPeak = 4.28e12, kMatrixPeak = 812e12;  // of the H200 that the goals speak of
+
+struct Work {
+  double bytes = 0;
+  double flops = 0;
+  double byte_peak = kReadPeak;
+};
+
+class Bench {
+ public:
+  explicit Bench(std::vector<std::string> wanted) : wanted_(std::move(wanted)) {
+    cudaEventCreate(&start_);
+    cudaEventCreate(&stop_);
+  }
+
+  CudaBackend& backend() { return backend_; }
+  CudaQueue& queue() { return *queue_; }
+
+  bool wants(const std::string& name) const {
+    return wanted_.empty() || std::any_of(wanted_.begin(), wanted_.end(),
+                                          [&](const auto& word) { return name.find(word) != std::string::npos; });
+  }
+
+  // run(i) with i counting up; the median of five rounds.
+  void measure(const std::string& name, const Work& work, const std::function<void(int)>& run) {
+    if (!wants(name)) return;
+    int calls = 0;
+    for (; calls < 3; ++calls) run(calls);
+    float once = time(1, calls, run);
+    const int repeat = std::clamp(static_cast<int>(20.0F / std::max(once, 1e-3F)), 2, 200);
+    std::vector<float> rounds;
+    for (int i = 0; i < 5; ++i) rounds.push_back(time(repeat, calls, run));
+    std::sort(rounds.begin(), rounds.end());
+    const double seconds = rounds[2] * 1e-3;
+    std::string rate;
+    if (work.bytes > 0)
+      rate += fmt::format("{:8.1f} GB/s {:5.1f} %", work.bytes / seconds * 1e-9,
+                          100 * work.bytes / seconds / work.byte_peak);
+    if (work.flops > 0)
+      rate += fmt::format("{:8.1f} TFLOP/s {:5.1f} %", work.flops / seconds * 1e-12,
+                          100 * work.flops / seconds / kMatrixPeak);
+    fmt::print("{:<44} {:10.2f} us  {}\n", name, seconds * 1e6, rate);
+    std::fflush(stdout);
+  }
+
+  // Device memory full of normal numbers in bf16.
+  std::unique_ptr<Buffer> random(size_t bytes, const std::string& name) {
+    auto buffer = backend_.allocate(bytes, name, MemoryKind::kDevice);
+    if (pattern_.empty()) {
+      std::mt19937 generator(1);
+      std::normal_distribution<float> normal;
+      pattern_.resize(size_t{16} << 20);
+      for (Bf16& x : pattern_) x = Bf16(normal(generator));
+    }
+    for (size_t at = 0; at < bytes; at += pattern_.size() * 2) {
+      // An odd shift, so that no two pieces are alike block by block.
+      const size_t shift = at / (pattern_.size() * 2) * 7919 % (pattern_.size() / 2);
+      const size_t piece = std::min(bytes - at, (pattern_.size() - shift) * 2);
+      check(cudaMemcpy(buffer->data() + at, pattern_.data() + shift, piece, cudaMemcpyHostToDevice), "filling");
+      if (piece < std::min(bytes - at, pattern_.size() * 2)) {
+        check(cudaMemcpy(buffer->data() + at + piece, pattern_.data(),
+                         std::min(bytes - at, pattern_.size() * 2) - piece, cudaMemcpyHostToDevice),
+              "filling");
+      }
+    }
+    return buffer;
+  }
+  template <typename T>
+  std::unique_ptr<Buffer> array(const std::vector<T>& values) {
+    auto buffer = backend_.allocate(values.size() * sizeof(T), "array", MemoryKind::kDevice);
+    check(cudaMemcpy(buffer->data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "an array");
+    return buffer;
+  }
+
+ private:
+  float time(int repeat, int& calls, const std::function<void(int)>& run) {
+    cudaEventRecord(start_, queue_->stream());
+    for (int i = 0; i < repeat; ++i) run(calls++);
+    cudaEventRecord(stop_, queue_->stream());
+    check(cudaEventSynchronize(stop_), "a bench");
+    float milliseconds = 0;
+    cudaEventElapsedTime(&milliseconds, start_, stop_);
+    return milliseconds / static_cast<float>(repeat);
+  }
+
+  std::vector<std::string> wanted_;
+  CudaBackend backend_{0};
+  std::unique_ptr<CudaQueue> queue_ = std::make_unique<CudaQueue>(QueuePriority::kNormal, size_t{256} << 20);
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+  std::vector<Bf16> pattern_;
+};
+
+Matrix act(const Buffer& buffer, int64_t rows, int64_t cols) {
+  return {.data = buffer.data(), .dtype = DType::kBF16, .rows = rows, .cols = cols, .stride = cols};
+}
+
+// ---- linear layers
+// --------------------------------------------------------------------------------------------------------
+
+void bench_linear(Bench& bench) {
+  if (!bench.wants("linear")) return;
+  struct Layer {
+    const char* name;
+    int in, out;
+  };
+  std::vector<Bf16> host;
+  for (const Layer& layer :
+       {Layer{"qkv", kHidden, 6144}, Layer{"o", kHidden, kHidden}, Layer{"gate_up", kHidden, 2 * kIntermediate},
+        Layer{"down", kIntermediate, kHidden}, Layer{"lm_head", kHidden, kVocab}}) {
+    const size_t elements = static_cast<size_t>(layer.in) * static_cast<size_t>(layer.out);
+    host.resize(elements);
+    std::mt19937 generator(2);
+    std::vector<Bf16> noise(1 << 20);
+    for (Bf16& x : noise) x = Bf16(static_cast<float>(generator() % 2001) / 1000.0F - 1.0F);
+    for (size_t i = 0; i < elements; ++i) host[i] = noise[(i + i / noise.size() * 77) % noise.size()];
+    const HostTensor tensor{.name = layer.name,
+                            .dtype = DType::kBF16,
+                            .shape = {layer.out, layer.in},
+                            .data = std::as_bytes(std::span(host))};
+    std::vector<std::unique_ptr<Linear>> copies;  // together larger than the cache
+    const int count = std::max<int>(1, static_cast<int>((size_t{200} << 20) / (elements * 2)));
+    for (int i = 0; i < count; ++i) copies.push_back(bench.backend().make_linear({&tensor, 1}));
+    for (int rows : {1, 4, 32, 80, 128, 256, 320, 2048, 8192}) {
+      if (layer.out == kVocab && rows > 320) continue;
+      const auto x = bench.random(static_cast<size_t>(rows) * static_cast<size_t>(layer.in) * 2, "x");
+      const auto out = bench.backend().allocate(static_cast<size_t>(rows) * static_cast<size_t>(layer.out) * 4, "out",
+                                                MemoryKind::kDevice);
+      Matrix y = act(*out, rows, layer.out);
+      if (layer.out == kVocab) y.dtype = DType::kF32;
+      const Matrix in = act(*x, rows, layer.in);
+      Work work;
+      if (rows <= 128) {
+        work.bytes = static_cast<double>(elements) * 2;
+      } else {
+        work.flops = 2.0 * rows * static_cast<double>(elements);
+      }
+      bench.measure(fmt::format("linear {} rows {}", layer.name, rows), work, [&](int i) {
+        bench.backend().linear(bench.queue(),
+                               {.x = in, .weight = copies[static_cast<size_t>(i % count)].get(), .out = y});
+      });
+    }
+  }
+}
+
+// ---- attention
+// ------------------------------------------------------------------------------------------------------------
+
+struct Pool {
+  Pool(Bench& bench, int layers, int blocks, DType dtype, int block_size = kBlockSize, bool numbers = false) {
+    pool.geometry = {layers, blocks, block_size, kKvHeads, kHeadDim, dtype};
+    const size_t bytes =
+        bench.backend().kv_bytes_per_block(pool.geometry) * static_cast<size_t>(layers) * static_cast<size_t>(blocks);
+    data = bench.random(bytes, "pool");
+    if (dtype == DType::kF8E4M3) check(cudaMemset(data->data(), 0x3a, bytes), "filling");  // no NaN among the bytes
+    pool.data = data->data();
+    scales = bench.array(std::vector<float>(static_cast<size_t>(layers) * kKvHeads, 1.0F));
+    pool.k_scale = pool.v_scale = scales->as<float>();
+    if (!numbers) return;
+    const size_t entries =
+        static_cast<size_t>(layers) * static_cast<size_t>(blocks) * kKvHeads * static_cast<size_t>(block_size);
+    scores = bench.backend().allocate(entries * 4, "scores", MemoryKind::kDevice);
+    positions = bench.backend().allocate(entries * 4, "positions", MemoryKind::kDevice);
+    pool.scores = scores->as<float>();
+    pool.positions = positions->as<int32_t>();
+  }
+  KvPool pool;
+  std::unique_ptr<Buffer> data, scales, scores, positions;
+};
+
+struct Batch {
+  Batch(Bench& bench, int seqs, int query_len, int seq_len, int block_size, int pool_blocks) {
+    const int blocks = (seq_len + block_size - 1) / block_size;
+    std::vector<int32_t> ids(static_cast<size_t>(pool_blocks));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
+    std::vector<int32_t> block_table(static_cast<size_t>(seqs) * static_cast<size_t>(blocks));
+    for (size_t i = 0; i < block_table.size(); ++i) block_table[i] = ids[i % ids.size()];
+    std::vector<int32_t> start_loc, slots, token_positions;
+    for (int s = 0; s <= seqs; ++s) start_loc.push_back(s * query_len);
+    for (int s = 0; s < seqs; ++s) {
+      for (int t = seq_len - query_len; t < seq_len; ++t) {
+        token_positions.push_back(t);
+        slots.push_back(block_table[static_cast<size_t>(s * blocks + t / block_size)] * block_size + t % block_size);
+      }
+    }
+    table = bench.array(block_table);
+    starts = bench.array(start_loc);
+    lens = bench.array(std::vector<int32_t>(static_cast<size_t>(seqs), seq_len));
+    slot_mapping = bench.array(slots);
+    positions = bench.array(token_positions);
+    ring_rows = bench.array(std::vector<int32_t>(slots.size(), -1));
+    view = {.num_tokens = seqs * query_len,
+            .num_seqs = seqs,
+            .num_decodes = query_len == 1 ? seqs : 0,
+            .max_query_len = query_len,
+            .max_seq_len = seq_len,
+            .max_blocks_per_seq = blocks,
+            .positions = positions->as<int32_t>(),
+            .slot_mapping = slot_mapping->as<int32_t>(),
+            .query_ring_rows = ring_rows->as<int32_t>(),
+            .query_start_loc = starts->as<int32_t>(),
+            .seq_lens = lens->as<int32_t>(),
+            .block_table = table->as<int32_t>()};
+  }
+  BatchView view;
+  std::unique_ptr<Buffer> table, starts, lens, slot_mapping, positions, ring_rows;
+};
+
+void bench_attention(Bench& bench, DType dtype, int block_size) {
+  const std::string kind = fmt::format("{}, blocks of {}", dtype == DType::kBF16 ? "bf16" : "fp8", block_size);
+  if (!bench.wants("attention decode") && !bench.wants("attention prefill")) return;
+  const int pool_blocks = 11000 * 64 / block_size, layers = dtype == DType::kBF16 ? 1 : 2;
+  Pool pool(bench, layers, pool_blocks, dtype, block_size);
+  const auto q = bench.random(size_t{8192} * 6144 * 2, "q");
+  const auto out = bench.backend().allocate(size_t{8192} * 4096 * 2, "out", MemoryKind::kDevice);
+  const auto run = [&](const Batch& batch, int i) {
+    Matrix query = act(*q, batch.view.num_tokens, kHeads * kHeadDim);
+    query.stride = 6144;
+    bench.backend().attention(bench.queue(), {.q = query,
+                                              .num_heads = kHeads,
+                                              .scale = 1.0F / std::sqrt(static_cast<float>(kHeadDim)),
+                                              .layer = i % layers,
+                                              .batch = batch.view,
+                                              .kv = pool.pool,
+                                              .out = act(*out, batch.view.num_tokens, kHeads * kHeadDim)});
+  };
+  struct Case {
+    int seqs, len;
+  };
+  for (const Case& c : {Case{256, 2300}, Case{80, 8300}, Case{320, 1500}, Case{64, 1280}, Case{32, 640}, Case{1, 640},
+                        Case{1, 8192}, Case{4, 16384}}) {
+    const Batch batch(bench, c.seqs, 1, c.len, block_size, pool_blocks);
+    const double bytes = 2.0 * c.seqs * c.len * kKvHeads * kHeadDim * (dtype == DType::kBF16 ? 2 : 1);
+    bench.measure(fmt::format("attention decode {} x {} {}", c.seqs, c.len, kind), {.bytes = bytes},
+                  [&](int i) { run(batch, i); });
+  }
+  struct Chunk {
+    int seqs, query, len;
+  };
+  for (const Chunk& c : {Chunk{4, 2048, 2048}, Chunk{1, 8192, 8192}, Chunk{1, 2048, 8192}, Chunk{32, 64, 2048}}) {
+    const Batch batch(bench, c.seqs, c.query, c.len, block_size, pool_blocks);
+    const double pairs = static_cast<double>(c.query) * (c.len - c.query) + 0.5 * c.query * (c.query + 1.0);
+    bench.measure(fmt::format("attention prefill {} x {} of {} {}", c.seqs, c.query, c.len, kind),
+                  {.flops = 4.0 * c.seqs * pairs * kHeads * kHeadDim}, [&](int i) { run(batch, i); });
+  }
+}
+
+// ---- the small ones
+// ---------------------------------------------------------------------------------------------------------
+
+void bench_elementwise(Bench& bench) {
+  Pool pool(bench, 1, 2048, DType::kBF16);
+  const auto weight = bench.array(std::vector<float>(kHidden, 1.0F));
+  const auto cos_sin = bench.array(std::vector<float>(size_t{16384} * kHeadDim, 0.7F));
+  for (int rows : {1, 256, 8192}) {
+    const auto a = bench.random(static_cast<size_t>(rows) * 2 * kIntermediate * 2, "a");
+    const auto b = bench.random(static_cast<size_t>(rows) * kIntermediate * 2, "b");
+    const double n = rows;
+    bench.measure(fmt::format("rms_norm + residual, rows {}", rows), {.bytes = n * kHidden * 8, .byte_peak = kCopyPeak},
+                  [&](int) {
+                    bench.backend().rms_norm(bench.queue(), {.x = act(*a, rows, kHidden),
+                                                             .residual = act(*b, rows, kHidden),
+                                                             .weight = weight->as<float>(),
+                                                             .out = act(*a, rows, kHidden)});
+                  });
+    bench.measure(
+        fmt::format("silu_mul rows {}", rows), {.bytes = n * kIntermediate * 6, .byte_peak = kCopyPeak}, [&](int) {
+          bench.backend().silu_mul(bench.queue(),
+                                   {.gate_up = act(*a, rows, 2 * kIntermediate), .out = act(*b, rows, kIntermediate)});
+        });
+    const Batch batch(bench, rows, 1, 1, kBlockSize, 2048);
+    bench.measure(fmt::format("qkv_rope_append rows {}", rows), {.bytes = n * 6144 * 4, .byte_peak = kCopyPeak},
+                  [&](int) {
+                    bench.backend().qkv_rope_append(bench.queue(), {.qkv = act(*a, rows, 6144),
+                                                                    .num_heads = kHeads,
+                                                                    .q_norm = weight->as<float>(),
+                                                                    .k_norm = weight->as<float>(),
+                                                                    .cos_sin = cos_sin->as<float>(),
+                                                                    .rotary_dim = kHeadDim,
+                                                                    .batch = batch.view,
+                                                                    .kv = pool.pool});
+                  });
+  }
+}
+
+void bench_sample(Bench& bench) {
+  if (!bench.wants("sample") && !bench.wants("logprobs")) return;
+  std::mt19937 generator(4);
+  std::normal_distribution<float> normal(0.0F, 3.0F);
+  std::vector<float> line(kVocab);
+  for (float& x : line) x = normal(generator);
+  for (int rows : {1, 64, 256}) {
+    std::vector<float> all;
+    for (int r = 0; r < rows; ++r) {
+      std::rotate(line.begin(), line.begin() + 977, line.end());
+      all.insert(all.end(), line.begin(), line.end());
+    }
+    const auto logits = bench.array(all);
+    const auto count = static_cast<size_t>(rows);
+    const auto out = bench.array(std::vector<int32_t>(count));
+    const auto floats = bench.array(std::vector<float>(count));
+    const auto seeds = bench.array(std::vector<uint64_t>(count, 7));
+    const auto positions = bench.array(std::vector<int64_t>(count, 9));
+    const auto warm = bench.array(std::vector<float>(count, 0.6F)), p95 = bench.array(std::vector<float>(count, 0.95F));
+    const auto k20 = bench.array(std::vector<int32_t>(count, 20));
+    SampleParams p{.logits = {logits->data(), DType::kF32, rows, kVocab, kVocab},
+                   .vocab = kVocab,
+                   .seed = seeds->as<uint64_t>(),
+                   .position = positions->as<int64_t>(),
+                   .out_token = out->as<int32_t>()};
+    const Work work{.bytes = static_cast<double>(rows) * kVocab * 4};
+    const auto run = [&](int) { bench.backend().sample(bench.queue(), p); };
+    bench.measure(fmt::format("sample greedy rows {}", rows), work, run);
+    p.temperature = warm->as<float>();
+    bench.measure(fmt::format("sample temperature rows {}", rows), work, run);
+    p.top_p = p95->as<float>();
+    bench.measure(fmt::format("sample top_p rows {}", rows), work, run);
+    p.top_k = k20->as<int32_t>();
+    bench.measure(fmt::format("sample top_k top_p rows {}", rows), work, run);
+    bench.measure(fmt::format("logprobs rows {}", rows), work, [&](int) {
+      bench.backend().logprobs(
+          bench.queue(),
+          {.logits = p.logits, .vocab = kVocab, .chosen = out->as<int32_t>(), .out_chosen = floats->as<float>()});
+    });
+  }
+}
+
+// ---- compression
+// ------------------------------------------------------------------------------------------------------------
+
+// Keys as a model's are: a common direction, some recurring ones and noise, in content; rotation is left out of the
+// table.
+void bench_compression(Bench& bench) {
+  if (!bench.wants("compress")) return;
+  constexpr int kSlots = 2304, kBudget = 2048, kWindow = 16, kBlocks = kSlots / kBlockSize;
+  Pool pool(bench, kLayers, 64, DType::kBF16, kBlockSize, true);
+  std::vector<Bf16> rows(size_t{kBlockSize} * kHeadDim * 64);
+  std::mt19937 generator(5);
+  std::normal_distribution<float> normal;
+  const auto fill = [&](float common, float recurring) {
+    std::vector<float> directions(size_t{64} * kHeadDim);
+    for (float& x : directions) x = normal(generator);
+    for (size_t r = 0; r < rows.size() / kHeadDim; ++r) {
+      const size_t mine = 1 + generator() % 63;
+      for (size_t d = 0; d < kHeadDim; ++d) {
+        rows[r * kHeadDim + d] =
+            Bf16(common * directions[d] + recurring * directions[mine * kHeadDim + d] + normal(generator));
+      }
+    }
+    const size_t piece = rows.size() * 2, bytes = pool.data->bytes();
+    for (size_t at = 0; at < bytes; at += piece) {
+      check(cudaMemcpy(pool.data->data() + at, rows.data(), std::min(piece, bytes - at), cudaMemcpyHostToDevice),
+            "filling");
+    }
+  };
+  std::vector<int32_t> blocks(64), positions;
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::shuffle(blocks.begin(), blocks.end(), generator);
+  const auto table = bench.array(blocks);
+  const std::vector<float> cosines = [] {
+    std::vector<float> out;
+    for (int p = 0; p < 4096; ++p) {
+      for (int j = 0; j < kHeadDim; ++j) out.push_back(j < kHeadDim / 2 ? 1.0F : 0.0F);
+    }
+    return out;
+  }();
+  const auto cos_sin = bench.array(cosines);
+  const CompressionSource source{.kv = pool.pool,
+                                 .source_blocks = table->as<int32_t>(),
+                                 .num_slots = kSlots,
+                                 .num_scored = kBudget,
+                                 .first_position = kBudget,
+                                 .prompt_len = 128};
+  const auto ring = bench.random(size_t{kLayers} * kWindow * kHeads * kHeadDim * 2, "ring");
+  const size_t per_slot = size_t{kLayers} * kKvHeads * kSlots * 4;
+  const auto scores = bench.backend().allocate(per_slot, "S", MemoryKind::kDevice),
+             pooled = bench.backend().allocate(per_slot, "pooled", MemoryKind::kDevice),
+             redundancy = bench.backend().allocate(per_slot, "R", MemoryKind::kDevice),
+             final_scores = bench.backend().allocate(per_slot, "F", MemoryKind::kDevice);
+  const auto kept = bench.backend().allocate(size_t{kLayers} * kKvHeads * kBudget * 4, "kept", MemoryKind::kDevice);
+  const auto scratch =
+      bench.backend().allocate(bench.backend().compression_scratch_bytes(pool.pool.geometry, kHeads, kWindow, kSlots),
+                               "scratch", MemoryKind::kDevice);
+  Backend& b = bench.backend();
+  Queue& queue = bench.queue();
+
+  const double keys = double{kLayers} * kKvHeads * kSlots * kHeadDim * 2;
+  const double moved = double{kLayers} * kKvHeads * kBudget * kHeadDim * 2 * 2 * 2;
+  const auto window = [&](int) {
+    b.window_scores(queue, {.source = source,
+                            .ring = {ring->data(), 1, kWindow},
+                            .num_heads = kHeads,
+                            .scale = 0.088F,
+                            .scores = scores->as<float>(),
+                            .scratch = scratch->data()});
+  };
+  const auto redundant = [&](RedundancyScope scope, RedundancyKeys which) {
+    b.redundancy(queue, {.source = source,
+                         .scope = scope,
+                         .keys = which,
+                         .cos_sin = cos_sin->as<float>(),
+                         .rotary_dim = kHeadDim,
+                         .redundancy = redundancy->as<float>(),
+                         .scratch = scratch->data()});
+  };
+  const auto carry = [&](int) { b.carry(queue, {.source = source, .scores = scores->as<float>()}); };
+  const auto pool_scores = [&](int) {
+    b.pool_scores(queue, {.source = source, .scores = scores->as<float>(), .out = pooled->as<float>()});
+  };
+  const auto combine = [&](int) {
+    CombineParams p{.source = source,
+                    .scores = pooled->as<float>(),
+                    .redundancy = redundancy->as<float>(),
+                    .out = final_scores->as<float>()};
+    p.params.budget = kBudget, p.params.recent = kBudget / 2;
+    b.combine(queue, p);
+  };
+  const auto select = [&](int) {
+    b.select(
+        queue,
+        {.source = source, .budget = kBudget, .final_scores = final_scores->as<float>(), .kept = kept->as<int32_t>()});
+  };
+  const auto compact = [&](int) {
+    b.compact(queue, {.source = source,
+                      .budget = kBudget,
+                      .kept = kept->as<int32_t>(),
+                      .scores = pooled->as<float>(),
+                      .target_blocks = table->as<int32_t>()});
+  };
+  static_assert(kBlocks <= 64);
+
+  for (const bool alike : {true, false}) {
+    const std::string data = alike ? "recurring keys" : "unlike keys";
+    fill(alike ? 0.7F : 0.0F, alike ? 1.5F : 0.0F);
+    bench.measure(fmt::format("compress window_scores, {}", data), {.bytes = keys}, window);
+    bench.measure(fmt::format("compress redundancy mean, {}", data), {.bytes = keys},
+                  [&](int) { redundant(RedundancyScope::kMean, RedundancyKeys::kContent); });
+    bench.measure(fmt::format("compress redundancy lightning, {}", data), {.bytes = keys},
+                  [&](int) { redundant(RedundancyScope::kLightning, RedundancyKeys::kRotated); });
+    bench.measure(fmt::format("compress redundancy exact, {}", data), {.bytes = keys},
+                  [&](int) { redundant(RedundancyScope::kExact, RedundancyKeys::kContent); });
+    bench.measure(fmt::format("compress carry, {}", data), {}, carry);
+    bench.measure(fmt::format("compress pool_scores, {}", data), {}, pool_scores);
+    bench.measure(fmt::format("compress combine, {}", data), {}, combine);
+    bench.measure(fmt::format("compress select, {}", data), {}, select);
+    bench.measure(fmt::format("compress compact, {}", data), {.bytes = moved, .byte_peak = kCopyPeak}, compact);
+    struct Whole {
+      const char* name;
+      RedundancyScope scope;
+      RedundancyKeys keys;
+    };
+    for (const Whole& w : {Whole{"mean", RedundancyScope::kMean, RedundancyKeys::kContent},
+                           Whole{"zipage", RedundancyScope::kLightning, RedundancyKeys::kRotated},
+                           Whole{"content", RedundancyScope::kExact, RedundancyKeys::kContent}}) {
+      bench.measure(fmt::format("compress all of {}, {}", w.name, data), {}, [&](int i) {
+        window(i), carry(i), pool_scores(i), redundant(w.scope, w.keys), combine(i), select(i), compact(i);
+      });
+    }
+  }
+}
+
+void bench_copy(Bench& bench) {
+  const size_t bytes = size_t{4} << 30;
+  if (!bench.wants("copy")) return;
+  const auto from = bench.random(bytes, "from");
+  const auto to = bench.backend().allocate(bytes, "to", MemoryKind::kDevice);
+  bench.measure("copy of 4 GiB", {.bytes = 2.0 * static_cast<double>(bytes), .byte_peak = kCopyPeak}, [&](int) {
+    cudaMemcpyAsync(to->data(), from->data(), bytes, cudaMemcpyDeviceToDevice, bench.queue().stream());
+  });
+}
+
+}  // namespace
+}  // namespace zipage::cuda
+
+int main(int argc, char** argv) {
+  using namespace zipage;
+  try {
+    cuda::Bench bench({argv + 1, argv + argc});
+    fmt::print("{}\n", bench.backend().info().description);
+    cuda::bench_copy(bench);
+    cuda::bench_attention(bench, DType::kBF16, 64);
+    cuda::bench_attention(bench, DType::kF8E4M3, 64);
+    cuda::bench_elementwise(bench);
+    cuda::bench_sample(bench);
+    cuda::bench_compression(bench);
+    cuda::bench_linear(bench);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

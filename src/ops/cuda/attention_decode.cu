@@ -1,0 +1,552 @@
+// Paged decode attention: one query token a sequence, limited by how fast K and V are read.
+//
+// All (sequence, KV head) units, cut into tiles of 16 slots, form one line of work; each block takes an equal piece of
+// it:
+//
+//      |--- unit 0 ---|------- unit 1 -------|-- unit 2 --| ...       unit = sequence * num_kv_heads + head
+//      |---- block 0 ----|---- block 1 ----|---- block 2 ----|
+//
+// The pieces follow from seq_lens inside the kernel, so a captured graph stays right when lengths change. Within a
+// block every warp has tiles of its own and a pipeline of its own that runs on across units: no barrier stands between
+// memory and the next load. A unit that one block holds alone is finished there; of a shared unit each block leaves a
+// partial result, and the block that arrives last merges them in the order of the blocks.
+//
+// A tile's scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that the 16 rows of a tensor-core tile
+// are slots and the 8 columns the query heads of the group: nothing is padded up to 16 query rows.
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/launch.h"
+
+namespace zipage::cuda {
+namespace {
+
+// ---- numbers ----
+constexpr int kTile = 16;  // slots a tile
+constexpr int kMaxWarps = 8;
+constexpr int kHeadsPerTile = 8;  // columns of one tensor-core tile
+
+struct Args {
+  const bf16* q;
+  int64_t q_stride;
+  bf16* out;
+  int64_t out_stride;
+  int num_seqs, num_heads, group, layer, max_blocks_per_seq;
+  int num_tokens, num_batch_seqs;  // of the whole batch
+  float scale;
+  const int32_t *query_start_loc, *seq_lens, *block_table;
+  KvLayout kv;
+  const float *k_scale, *v_scale;  // [num_layers, num_kv_heads], fp8 only
+  float* partial_out;              // [2 * gridDim.x, group, head_dim]
+  float2* partial_stats;           // [2 * gridDim.x, group] maximum (of scaled log2 scores) and sum
+  int32_t* counters;               // [units] zero
+};
+
+template <bool kFp8, int kHeadDim, int kHeadTiles>
+struct Shape {
+  static constexpr int kRowBytes = kHeadDim * (kFp8 ? 1 : 2);
+  static constexpr int kStageBytes = 2 * kTile * kRowBytes;  // K tile, V tile
+  static constexpr int kStages = kHeadTiles > 1 && kHeadDim > 64 ? 2 : kStageBytes <= 4096 ? 5 : 3;
+  static constexpr int kWarps = kStageBytes > 8192 ? 4 : kMaxWarps;
+  static constexpr int kSteps = kHeadDim / 16;
+};
+
+// What a block works on: tiles [begin, end) of the line.
+struct Piece {
+  int begin, end;
+};
+
+// ---- kernels ----
+
+// Where a tile of the line lies. Tiles are visited in order, so moving on costs a comparison.
+struct Cursor {
+  int seq, head, tile, num_tiles;  // of the unit
+  int seq_len;
+
+  __device__ void seek(const int* first_tile, int num_seqs, int num_kv_heads, int position, const int32_t* seq_lens) {
+    int low = 0, high = num_seqs;  // the last seq with first_tile[seq] * num_kv_heads <= position
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first_tile[middle] * num_kv_heads <= position)
+        low = middle;
+      else
+        high = middle;
+    }
+    seq = low;
+    num_tiles = first_tile[seq + 1] - first_tile[seq];
+    const int rest = position - first_tile[seq] * num_kv_heads;
+    head = rest / num_tiles;
+    tile = rest % num_tiles;
+    seq_len = seq_lens[seq];
+  }
+};
+
+// [0, num_seqs] running sums of tiles, by the whole block.
+__device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile, int* warp_sums) {
+  const int threads = blockDim.x, lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  int carry = 0;
+  for (int base = 0; base < num_seqs; base += threads) {
+    const int i = base + threadIdx.x;
+    const int own = i < num_seqs ? ceil_div(seq_lens[i], kTile) : 0;
+    int sum = own;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+      const int other = __shfl_up_sync(kFullMask, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (lane == kWarpSize - 1) warp_sums[warp] = sum;
+    __syncthreads();
+    int before = carry, total = carry;
+    for (int w = 0; w < threads / kWarpSize; ++w) {
+      if (w < warp) before += warp_sums[w];
+      total += warp_sums[w];
+    }
+    if (i < num_seqs) first_tile[i] = before + sum - own;
+    carry = total;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) first_tile[num_seqs] = carry;
+  __syncthreads();
+}
+
+template <bool kFp8, int kHeadDim, int kHeadTiles>
+struct Warp {
+  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
+  using Math = std::conditional_t<kFp8, HalfMath, Bf16Math>;
+  static constexpr int kSteps = S::kSteps;
+
+  uint32_t q[kHeadTiles][kSteps][2];  // B fragments of Q^T, [head_dim, heads]
+  float out[kSteps][kHeadTiles][4];   // O^T, [head_dim, heads]
+  float maximum[kHeadTiles][2];       // of the lane's two heads
+  float sum[kHeadTiles][2];           // this lane's slots only
+  float scale_log2;                   // softmax scale and log2(e), and for fp8 K's scale
+
+  __device__ void reset() {
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+      maximum[n][0] = maximum[n][1] = -INFINITY;
+      sum[n][0] = sum[n][1] = 0.0F;
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[m][n][i] = 0.0F;
+      }
+    }
+  }
+
+  // fp8: a 32-bit word of a K row feeds both halves of a fragment, so the element order within 16 is permuted; Q
+  // follows.
+  __device__ void load_query(const Args& a, int seq, int kv_head) {
+    const int lane = threadIdx.x % kWarpSize, column = lane / 4, t = lane % 4;
+    const int64_t token = a.query_start_loc[seq];
+    const auto* base =
+        reinterpret_cast<const uint32_t*>(a.q + token * a.q_stride + int64_t{kv_head} * a.group * kHeadDim);
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+      const int head = n * kHeadsPerTile + column;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint2 v = make_uint2(0, 0);
+        if (head < a.group) {
+          const auto* row = base + (head * kHeadDim + k * 16) / 2;
+          v = kFp8 ? make_uint2(row[2 * t], row[2 * t + 1]) : make_uint2(row[t], row[t + 4]);
+        }
+        if constexpr (kFp8) {
+          const float2 x = unpack(v.x), y = unpack(v.y);
+          v = make_uint2(pack_half(x.x, x.y), pack_half(y.x, y.y));
+        }
+        q[n][k][0] = v.x, q[n][k][1] = v.y;
+      }
+    }
+  }
+
+  // One tile from shared memory: scores, running softmax, output. `valid` slots of it count.
+  __device__ void compute(uint32_t keys, uint32_t values, int valid) {
+    const int lane = threadIdx.x % kWarpSize;
+    float s[kHeadTiles][4] = {};
+    if constexpr (kFp8) {
+#pragma unroll
+      for (int k = 0; k < kSteps; k += 2) {
+        uint32_t words[4];  // (slots 0-7, step k), (slots 8-15, step k), the same of step k + 1
+        load_matrices(words, keys + swizzle<S::kRowBytes>(lane & 15, k + (lane >> 4)));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t low = words[2 * half], high = words[2 * half + 1];
+          const uint32_t fragment[4] = {fp8x2_to_half2(low), fp8x2_to_half2(high), fp8x2_to_half2(low >> 16),
+                                        fp8x2_to_half2(high >> 16)};
+#pragma unroll
+          for (int n = 0; n < kHeadTiles; ++n) mma<Math>(s[n], fragment, q[n][k + half][0], q[n][k + half][1]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        uint32_t fragment[4];
+        load_matrices(fragment, keys + swizzle<S::kRowBytes>(lane & 15, 2 * k + (lane >> 4)));
+#pragma unroll
+        for (int n = 0; n < kHeadTiles; ++n) mma<Math>(s[n], fragment, q[n][k][0], q[n][k][1]);
+      }
+    }
+
+    const int slot = lane / 4;
+    uint32_t p[kHeadTiles][2];
+    bool grew = false;
+    float next[kHeadTiles][2];
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool seen = slot + (i / 2) * 8 < valid;
+        s[n][i] = seen ? s[n][i] * scale_log2 : -INFINITY;
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float m = fmaxf(s[n][c], s[n][c + 2]);
+        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 4));
+        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 8));
+        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 16));
+        next[n][c] = fmaxf(maximum[n][c], m);
+        grew |= next[n][c] > maximum[n][c];
+      }
+    }
+    if (__any_sync(kFullMask, grew)) {
+#pragma unroll
+      for (int n = 0; n < kHeadTiles; ++n) {
+        // Equal maxima, both -inf at the start included, keep what is there.
+        const float f0 = next[n][0] > maximum[n][0] ? exp2_fast(maximum[n][0] - next[n][0]) : 1.0F;
+        const float f1 = next[n][1] > maximum[n][1] ? exp2_fast(maximum[n][1] - next[n][1]) : 1.0F;
+        sum[n][0] *= f0, sum[n][1] *= f1;
+#pragma unroll
+        for (int m = 0; m < kSteps; ++m) {
+          out[m][n][0] *= f0, out[m][n][1] *= f1, out[m][n][2] *= f0, out[m][n][3] *= f1;
+        }
+        maximum[n][0] = next[n][0], maximum[n][1] = next[n][1];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float m = maximum[n][i % 2];
+        s[n][i] = m == -INFINITY ? 0.0F : exp2_fast(s[n][i] - m);
+        sum[n][i % 2] += s[n][i];
+      }
+      p[n][0] = transpose_matrix(Math::pair(s[n][0], s[n][1]));
+      p[n][1] = transpose_matrix(Math::pair(s[n][2], s[n][3]));
+    }
+
+    const int matrix = lane / 8, row = (matrix / 2) * 8 + lane % 8;
+    if constexpr (kFp8) {
+#pragma unroll
+      for (int m = 0; m < kSteps; m += 2) {
+        uint32_t words[4];  // (slots 0-7, step m), (slots 0-7, step m + 1), the same of slots 8-15
+        load_matrices_transposed(words, values + swizzle<S::kRowBytes>(row, m + matrix % 2));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t low = words[half], high = words[half + 2];
+          // A word holds elements 2g, 2g+1 of two slots; row g of the output takes 2g, row g + 8 takes 2g + 1.
+          const uint32_t fragment[4] = {
+              fp8x2_to_half2(__byte_perm(low, 0, 0x4420)), fp8x2_to_half2(__byte_perm(low, 0, 0x4431)),
+              fp8x2_to_half2(__byte_perm(high, 0, 0x4420)), fp8x2_to_half2(__byte_perm(high, 0, 0x4431))};
+#pragma unroll
+          for (int n = 0; n < kHeadTiles; ++n) mma<Math>(out[m + half][n], fragment, p[n][0], p[n][1]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m) {
+        uint32_t fragment[4];
+        load_matrices_transposed(fragment, values + swizzle<S::kRowBytes>(row, 2 * m + matrix % 2));
+#pragma unroll
+        for (int n = 0; n < kHeadTiles; ++n) mma<Math>(out[m][n], fragment, p[n][0], p[n][1]);
+      }
+    }
+  }
+
+  // The unit's share of this warp into shared memory: out [group, head_dim], stats [group].
+  __device__ void leave(float* shared_out, float2* shared_stats, int group) {
+    const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int n = 0; n < kHeadTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float total = sum[n][c];
+        total += __shfl_xor_sync(kFullMask, total, 4);
+        total += __shfl_xor_sync(kFullMask, total, 8);
+        total += __shfl_xor_sync(kFullMask, total, 16);
+        const int head = n * kHeadsPerTile + 2 * t + c;
+        if (head >= group) continue;
+        if (g == 0) shared_stats[head] = make_float2(maximum[n][c], total);
+#pragma unroll
+        for (int m = 0; m < kSteps; ++m) {
+          float* to = shared_out + head * kHeadDim + m * 16;
+          if constexpr (kFp8) {
+            to[2 * g] = out[m][n][c], to[2 * g + 1] = out[m][n][c + 2];
+          } else {
+            to[g] = out[m][n][c], to[g + 8] = out[m][n][c + 2];
+          }
+        }
+      }
+    }
+  }
+};
+
+// Merges `parts` partial results of one head's element. Parts without any slot have maximum -inf and sum 0.
+struct Merged {
+  float maximum = -INFINITY, sum = 0.0F, out = 0.0F;
+  __device__ void add(float2 stats, float value) {
+    if (stats.x == -INFINITY) return;
+    const float next = fmaxf(maximum, stats.x);
+    const float own = exp2_fast(maximum - next), other = exp2_fast(stats.x - next);
+    sum = sum * own + stats.y * other;
+    out = out * own + value * other;
+    maximum = next;
+  }
+};
+
+template <bool kFp8, int kHeadDim, int kHeadTiles>
+__global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWarpSize, 1) decode_kernel(const Args a) {
+  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
+  constexpr int kChunks = S::kRowBytes / 16;
+  extern __shared__ __align__(128) std::byte shared[];
+  __shared__ int warp_sums[kMaxWarps];
+  __shared__ int is_last;
+  const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int num_kv_heads = a.kv.num_kv_heads;
+
+  std::byte* stages = shared + warp * S::kStages * S::kStageBytes;
+  auto* merge_out = reinterpret_cast<float*>(shared + warps * S::kStages * S::kStageBytes);  // [warps, group, head_dim]
+  auto* merge_stats = reinterpret_cast<float2*>(merge_out + warps * a.group * kHeadDim);     // [warps, group]
+  int* first_tile = reinterpret_cast<int*>(merge_stats + warps * a.group);                   // [num_seqs + 1]
+  sum_tiles(a.seq_lens, a.num_seqs, first_tile, warp_sums);
+
+  // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
+  const auto clear = [&](int64_t token) {
+    for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += blockDim.x) a.out[token * a.out_stride + i] = bf16(0.0F);
+  };
+  for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
+    if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
+  }
+  for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
+    clear(token);
+
+  const int total = first_tile[a.num_seqs] * num_kv_heads;
+  const int per_block = max(ceil_div(total, static_cast<int>(gridDim.x)), warps);
+  const Piece piece = {min(static_cast<int>(blockIdx.x) * per_block, total),
+                       min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
+  if (piece.begin >= piece.end) return;
+
+  // The warp's tiles of a unit segment are first + warp, + warps, ...: the loader walks them ahead of the arithmetic.
+  Cursor load;
+  load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
+  int load_position = piece.begin;   // of the segment's first tile in the line
+  int load_tile = load.tile + warp;  // within the unit
+  int load_segment_end = min(load.num_tiles, load.tile + piece.end - piece.begin);
+  int table_base = -1;  // block-table entries that the lanes hold
+  int table_entry = 0;
+  const int tiles_per_block = a.kv.block_size / kTile;
+
+  const auto next_segment = [&] {  // false at the end of the piece
+    load_position += load_segment_end - load.tile;
+    if (load_position >= piece.end) return false;
+    if (++load.head == num_kv_heads) {
+      load.head = 0;
+      do ++load.seq;
+      while (first_tile[load.seq + 1] == first_tile[load.seq]);
+      load.num_tiles = first_tile[load.seq + 1] - first_tile[load.seq];
+      load.seq_len = a.seq_lens[load.seq];
+      table_base = -1;
+    }
+    load.tile = 0;
+    load_tile = warp;
+    load_segment_end = min(load.num_tiles, piece.end - load_position);
+    return true;
+  };
+  bool loading = true;
+  int load_stage = 0;
+  const auto issue = [&] {  // the warp's next tile, if any is left, as one group of copies
+    while (loading && load_tile >= load_segment_end) loading = next_segment();
+    if (loading) {
+      const int block = load_tile / tiles_per_block;
+      if (table_base < 0 || block < table_base || block >= table_base + kWarpSize) {
+        table_base = block;
+        const int entry = min(block + lane, a.max_blocks_per_seq - 1);
+        table_entry = a.block_table[int64_t{load.seq} * a.max_blocks_per_seq + entry];
+      }
+      const int64_t id = __shfl_sync(kFullMask, table_entry, block - table_base);
+      const std::byte* from = a.kv.key_row(a.layer, id, load.head, (load_tile % tiles_per_block) * kTile);
+      const uint32_t to = shared_address(stages + load_stage * S::kStageBytes);
+      const int valid = load.seq_len - load_tile * kTile;
+#pragma unroll
+      for (int i = 0; i < kTile * kChunks / kWarpSize; ++i) {
+        const int chunk = i * kWarpSize + lane, row = chunk / kChunks;
+        const uint32_t at = to + swizzle<S::kRowBytes>(row, chunk % kChunks);
+        // Slots past the end may hold anything, NaN too: they are read as zeros.
+        copy_async16(at, from + chunk * 16, row < valid);
+        copy_async16(at + kTile * S::kRowBytes, from + a.kv.value_offset + chunk * 16, row < valid);
+      }
+      load_tile += warps;
+    }
+    load_stage = load_stage + 1 == S::kStages ? 0 : load_stage + 1;
+    copy_commit();
+  };
+#pragma unroll
+  for (int i = 0; i < S::kStages - 1; ++i) issue();
+
+  Warp<kFp8, kHeadDim, kHeadTiles> state;
+  Cursor unit;
+  unit.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
+  int position = piece.begin;
+  int stage = 0;
+  while (position < piece.end) {
+    const int segment_end = min(unit.num_tiles, unit.tile + piece.end - position);
+    state.scale_log2 = a.scale * kLog2e * (kFp8 ? a.k_scale[a.layer * num_kv_heads + unit.head] : 1.0F);
+    state.load_query(a, unit.seq, unit.head);
+    state.reset();
+    for (int tile = unit.tile + warp; tile < segment_end; tile += warps) {
+      issue();
+      copy_wait<S::kStages - 1>();
+      __syncwarp();
+      const uint32_t keys = shared_address(stages + stage * S::kStageBytes);
+      state.compute(keys, keys + kTile * S::kRowBytes, unit.seq_len - tile * kTile);
+      __syncwarp();  // every lane has read the stage before it is filled again
+      stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    }
+
+    state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
+    __syncthreads();
+    const int unit_index = unit.seq * num_kv_heads + unit.head;
+    const int unit_begin = position - unit.tile, unit_end = unit_begin + unit.num_tiles;  // in the line
+    const int first_block = unit_begin / per_block, last_block = (unit_end - 1) / per_block;
+    const bool alone = first_block == last_block;
+    const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + unit.head] : 1.0F;
+    bf16* out = a.out + a.query_start_loc[unit.seq] * a.out_stride + int64_t{unit.head} * a.group * kHeadDim;
+    // A block meets at most one shared unit at its begin and one at its end.
+    const int64_t part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1);
+    for (int i = threadIdx.x; i < a.group * kHeadDim; i += blockDim.x) {
+      const int head = i / kHeadDim;
+      Merged merged;
+      for (int w = 0; w < warps; ++w)
+        merged.add(merge_stats[w * a.group + head], merge_out[w * a.group * kHeadDim + i]);
+      if (alone) {
+        out[i] = bf16(merged.out / merged.sum * v_scale);
+      } else {
+        a.partial_out[part * a.group * kHeadDim + i] = merged.out;
+        if (i % kHeadDim == 0) a.partial_stats[part * a.group + head] = make_float2(merged.maximum, merged.sum);
+      }
+    }
+    if (!alone) {
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) is_last = atomicAdd(&a.counters[unit_index], 1) == last_block - first_block;
+      __syncthreads();
+      if (is_last) {
+        __threadfence();
+        for (int i = threadIdx.x; i < a.group * kHeadDim; i += blockDim.x) {
+          Merged merged;
+#pragma unroll 4
+          for (int b = first_block; b <= last_block; ++b) {
+            const int64_t other = 2 * int64_t{b} + (int64_t{b} * per_block >= unit_begin ? 0 : 1);
+            merged.add(__ldcg(&a.partial_stats[other * a.group + i / kHeadDim]),
+                       __ldcg(&a.partial_out[other * a.group * kHeadDim + i]));
+          }
+          out[i] = bf16(merged.out / merged.sum * v_scale);
+        }
+        if (threadIdx.x == 0) a.counters[unit_index] = 0;
+      }
+    }
+    __syncthreads();  // merge_out is free again
+
+    position += segment_end - unit.tile;
+    if (position >= piece.end) break;
+    if (++unit.head == num_kv_heads) {
+      unit.head = 0;
+      do ++unit.seq;
+      while (first_tile[unit.seq + 1] == first_tile[unit.seq]);
+      unit.num_tiles = first_tile[unit.seq + 1] - first_tile[unit.seq];
+      unit.seq_len = a.seq_lens[unit.seq];
+    }
+    unit.tile = 0;
+  }
+}
+
+}  // namespace
+
+// ---- launcher ----
+
+namespace {
+
+template <bool kFp8, int kHeadDim, int kHeadTiles>
+void launch_decode(const Launch& launch, const Args& a) {
+  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
+  const int fixed = (a.num_seqs + 1) * static_cast<int>(sizeof(int)) + 16;
+  const int per_warp = S::kStages * S::kStageBytes +
+                       a.group * (kHeadDim * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(float2)));
+  int warps = S::kWarps;
+  while (warps > 1 && warps * per_warp + fixed > launch.max_shared_bytes) --warps;
+  const int bytes = warps * per_warp + fixed;
+  check(cudaFuncSetAttribute(decode_kernel<kFp8, kHeadDim, kHeadTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             bytes),
+        "attention_decode");
+  decode_kernel<kFp8, kHeadDim, kHeadTiles><<<launch.num_sms, warps * kWarpSize, bytes, launch.stream>>>(a);
+}
+
+template <bool kFp8, int kHeadDim>
+void launch_group(const Launch& launch, const Args& a) {
+  if (a.group <= kHeadsPerTile) {
+    launch_decode<kFp8, kHeadDim, 1>(launch, a);
+  } else {
+    launch_decode<kFp8, kHeadDim, 2>(launch, a);
+  }
+}
+
+template <bool kFp8>
+void launch_head_dim(const Launch& launch, const Args& a, int head_dim) {
+  switch (head_dim) {
+    case 64:
+      return launch_group<kFp8, 64>(launch, a);
+    case 96:
+      return launch_group<kFp8, 96>(launch, a);
+    case 128:
+      return launch_group<kFp8, 128>(launch, a);
+    default:
+      return launch_group<kFp8, 256>(launch, a);
+  }
+}
+
+}  // namespace
+
+size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim) {
+  return 2 * static_cast<size_t>(num_sms) * group * (head_dim * sizeof(float) + sizeof(float2));
+}
+
+void attention_decode(const Launch& launch, const AttentionParams& p) {
+  const KvGeometry& g = p.kv.geometry;
+  Args a{};
+  a.q = static_cast<const bf16*>(p.q.data);
+  a.q_stride = p.q.stride;
+  a.out = static_cast<bf16*>(p.out.data);
+  a.out_stride = p.out.stride;
+  a.num_seqs = p.batch.num_decodes;
+  a.num_heads = p.num_heads;
+  a.group = p.num_heads / g.num_kv_heads;
+  a.layer = p.layer;
+  a.max_blocks_per_seq = p.batch.max_blocks_per_seq;
+  a.num_tokens = p.batch.num_tokens;
+  a.num_batch_seqs = p.batch.num_seqs;
+  a.scale = p.scale;
+  a.query_start_loc = p.batch.query_start_loc;
+  a.seq_lens = p.batch.seq_lens;
+  a.block_table = p.batch.block_table;
+  a.kv = KvLayout(p.kv);
+  a.k_scale = p.kv.k_scale;
+  a.v_scale = p.kv.v_scale;
+  a.partial_stats = reinterpret_cast<float2*>(launch.scratch);
+  a.partial_out = reinterpret_cast<float*>(a.partial_stats + 2 * static_cast<size_t>(launch.num_sms) * a.group);
+  a.counters = launch.counters;
+  if (a.kv.is_fp8) {
+    launch_head_dim<true>(launch, a, g.head_dim);
+  } else {
+    launch_head_dim<false>(launch, a, g.head_dim);
+  }
+}
+
+}  // namespace zipage::cuda

@@ -1,0 +1,98 @@
+// What a kernel launcher gets besides its params struct. Launchers neither allocate nor wait for the device, and read
+// lengths only on the device, so every one of them may be captured into a CUDA graph.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/compress_ops.h"
+#include "ops/ops.h"
+
+namespace zipage::cuda {
+
+// Throws DeviceError naming `what` and CUDA's own sentence.
+void check(cudaError_t status, const char* what);
+
+struct Launch {
+  cudaStream_t stream = nullptr;
+  std::byte* scratch = nullptr;  // of this queue alone; contents last for one op
+  size_t scratch_bytes = 0;
+  int32_t* counters = nullptr;  // [kNumCounters] of this queue, zero between ops
+  int num_sms = 0;
+  int max_shared_bytes = 0;  // dynamic shared memory that one block may ask for
+};
+inline constexpr int kNumCounters = 1 << 16;
+
+// K and V in the pool, HND: layer [num_blocks, 2 (K, V), num_kv_heads, block_size, head_dim].
+struct KvLayout {
+  std::byte* data = nullptr;
+  int64_t layer_bytes = 0;
+  int64_t block_bytes = 0;
+  int64_t head_bytes = 0;    // one head's rows of K (or V) in a block: contiguous
+  int64_t value_offset = 0;  // from a K row to the V row of the same slot
+  int block_size = 0;
+  int num_kv_heads = 0;
+  int row_bytes = 0;
+  bool is_fp8 = false;
+
+  KvLayout() = default;
+  explicit KvLayout(const KvPool& pool)
+      : data(pool.data),
+        block_size(pool.geometry.block_size),
+        num_kv_heads(pool.geometry.num_kv_heads),
+        is_fp8(pool.geometry.dtype == DType::kF8E4M3) {
+    row_bytes = pool.geometry.head_dim * (is_fp8 ? 1 : 2);
+    head_bytes = int64_t{row_bytes} * block_size;
+    value_offset = head_bytes * num_kv_heads;
+    block_bytes = 2 * value_offset;
+    layer_bytes = block_bytes * pool.geometry.num_blocks;
+  }
+
+#ifdef __CUDACC__
+  __device__ std::byte* key_row(int layer, int64_t block, int head, int slot) const {
+    return data + layer * layer_bytes + block * block_bytes + head * head_bytes + int64_t{slot} * row_bytes;
+  }
+#endif
+};
+
+#ifdef __CUDACC__
+// Of the pool's scores and positions.
+__device__ inline int64_t score_index(const KvGeometry& g, int layer, int64_t block, int head, int slot) {
+  return ((layer * int64_t{g.num_blocks} + block) * g.num_kv_heads + head) * g.block_size + slot;
+}
+#endif
+
+// ---- one per op; the files bear the ops' names
+// ------------------------------------------------------------------------
+
+void embedding(const Launch&, const EmbeddingParams&, const void* table);
+void rms_norm(const Launch&, const RmsNormParams&);
+void add_bias(const Launch&, const Matrix& x, const float* bias, const Matrix& out);  // x fp32
+void qkv_rope_append(const Launch&, const QkvRopeAppendParams&);
+void silu_mul(const Launch&, const SiluMulParams&);
+void gather_rows(const Launch&, const GatherRowsParams&);
+void sample(const Launch&, const SampleParams&);
+void logprobs(const Launch&, const LogprobsParams&);
+void swap(const Launch&, const SwapParams&);
+void kv_gather(const Launch&, const KvGatherParams&, const int32_t* slots, int num_slots, float* k, float* v);
+
+// Rows of one token that belong to the first num_decodes sequences; the split over the device is planned in the kernel.
+void attention_decode(const Launch&, const AttentionParams&);
+size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim);
+// All other rows. Also decode rows of models whose groups attention_decode does not serve.
+void attention_prefill(const Launch&, const AttentionParams&, int first_seq);
+inline constexpr int kMaxDecodeGroup = 16;
+
+void window_scores(const Launch&, const WindowScoreParams&);
+size_t window_scores_scratch_bytes(const KvGeometry&, int num_heads, int window, int num_slots);
+void carry(const Launch&, const CarryParams&);
+void pool_scores(const Launch&, const PoolScoresParams&);
+void redundancy(const Launch&, const RedundancyParams&);
+size_t redundancy_scratch_bytes(const KvGeometry&, int num_slots);
+void combine(const Launch&, const CombineParams&);
+void select(const Launch&, const SelectParams&);
+void compact(const Launch&, const CompactParams&);
+
+}  // namespace zipage::cuda

@@ -1,0 +1,325 @@
+// The whole sampler on the device: one block a row, nothing is sorted.
+//
+// The filters come down to a least value, as on the CPU. Pass A finds the largest value and the largest of every
+// thread; the k-th largest of the threads' own is no more than the k-th of all, so pass B collects a short list that
+// holds every value that can stay, and the filters and the draw run on that list. A row whose list does not fit falls
+// back to passes over all of it. Ids whose logits are changed by penalties or bias are marked in bit maps: the passes
+// skip them and visit them by their lists, so the logits stay as they are.
+#include <algorithm>
+
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/launch.h"
+#include "ops/sample_noise.h"
+
+namespace zipage::cuda {
+namespace {
+
+// ---- numbers ----
+constexpr int kThreads = 1024;
+constexpr int kRadixBits = 8;
+constexpr int kBuckets = 1 << kRadixBits;
+constexpr int kListTopK = 512;  // top_k up to here gets a list by pass A
+constexpr float kGreedyTemperature = 1e-5F;
+constexpr float kWeightOne = 1099511627776.0F;  // 2^40: sums of weights are exact integers, so their order is no matter
+
+struct Args {
+  SampleParams p;
+  int list_capacity;
+  int bitmap_words;  // of each of two bit maps
+};
+
+struct Shared {
+  float reduction[kWarpSize];
+  float best_value[kWarpSize];
+  int best_id[kWarpSize];
+  unsigned long long histogram[kBuckets];
+  unsigned long long total;
+  int list_size;
+  int bucket;
+  unsigned long long above;
+};
+
+// ---- kernels ----
+
+// An unsigned integer in the order of the float, -0 as 0.
+__device__ uint32_t order_key(float f) {
+  const uint32_t bits = __float_as_uint(f + 0.0F);
+  return bits & 0x80000000U ? ~bits : bits | 0x80000000U;
+}
+__device__ float from_order_key(uint32_t key) {
+  return __uint_as_float(key & 0x80000000U ? key & 0x7fffffffU : ~key);
+}
+
+// The row's logits with mask, bias and penalties.
+struct Row {
+  const SampleParams& p;
+  const float* logits;
+  const uint32_t* allowed;         // or null
+  uint32_t *in_history, *in_bias;  // bit maps, or null when the row has no list
+  int row, history_begin, history_end, bias_begin, bias_end;
+  float repetition, presence, frequency;
+
+  __device__ float raw(int id) const {
+    const float x = logits[id];
+    const bool open = allowed == nullptr || (allowed[id / 32] >> (id % 32) & 1U) != 0;
+    return open && isfinite(x) ? x : -INFINITY;
+  }
+  __device__ static bool marked(const uint32_t* map, int id) {
+    return map != nullptr && (map[id / 32] >> (id % 32) & 1U) != 0;
+  }
+  __device__ float biased(int id) const {
+    float x = raw(id);
+    if (marked(in_bias, id)) {
+      for (int i = bias_begin; i < bias_end; ++i) x += p.bias_ids[i] == id ? p.bias_values[i] : 0.0F;
+    }
+    return x;
+  }
+  __device__ float penalised(int id, int count) const {
+    float x = biased(id);
+    if (x == -INFINITY) return x;
+    x = x > 0.0F ? x / repetition : x * repetition;
+    if (count > 0) x -= presence + frequency * static_cast<float>(count);
+    return x;
+  }
+
+  __device__ void mark() const {
+    const int words = (p.vocab + 31) / 32;
+    for (int i = threadIdx.x; i < words; i += kThreads) {
+      if (in_history != nullptr) in_history[i] = 0;
+      if (in_bias != nullptr) in_bias[i] = 0;
+    }
+    __syncthreads();
+    for (int i = history_begin + threadIdx.x; i < history_end; i += kThreads) {
+      const int id = p.history_ids[i];
+      if (id >= 0 && id < p.vocab) atomicOr(&in_history[id / 32], 1U << (id % 32));
+    }
+    for (int i = bias_begin + threadIdx.x; i < bias_end; i += kThreads) {
+      const int id = p.bias_ids[i];
+      if (id >= 0 && id < p.vocab) atomicOr(&in_bias[id / 32], 1U << (id % 32));
+    }
+    __syncthreads();
+  }
+
+  // f(id, value) once for every id below vocab, spread over the block.
+  template <typename F>
+  __device__ void for_each(F&& f) const {
+    for (int id = threadIdx.x; id < p.vocab; id += kThreads) {
+      if (marked(in_history, id) || marked(in_bias, id)) continue;
+      f(id, raw(id));
+    }
+    for (int i = history_begin + threadIdx.x; i < history_end; i += kThreads) {
+      const int id = p.history_ids[i];
+      if (id >= 0 && id < p.vocab) f(id, penalised(id, p.history_counts[i]));
+    }
+    for (int i = bias_begin + threadIdx.x; i < bias_end; i += kThreads) {
+      const int id = p.bias_ids[i];
+      if (id < 0 || id >= p.vocab || marked(in_history, id)) continue;
+      bool first = true;
+      for (int j = bias_begin; j < i; ++j) first &= p.bias_ids[j] != id;
+      if (first) f(id, biased(id));
+    }
+  }
+};
+
+// Greatest value, then lowest id; id -1 when every value is -inf.
+__device__ int block_argmax(float value, int id, Shared& shared) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const auto reduce = [&] {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+      const float other = __shfl_xor_sync(kFullMask, value, offset);
+      const int other_id = __shfl_xor_sync(kFullMask, id, offset);
+      if (other_id >= 0 && (id < 0 || other > value || (other == value && other_id < id))) value = other, id = other_id;
+    }
+  };
+  reduce();
+  __syncthreads();
+  if (lane == 0) shared.best_value[warp] = value, shared.best_id[warp] = id;
+  __syncthreads();
+  value = shared.best_value[lane], id = shared.best_id[lane];
+  reduce();
+  return id;
+}
+
+// The largest key such that the weights of all values with at least that key reach `wanted`, or -inf's when all of them
+// together do not; weight(value) of each value that visit(f) shows. Four passes, one digit each.
+template <typename Visit, typename Weight>
+__device__ uint32_t least_key(const Visit& visit, const Weight& weight, unsigned long long wanted, Shared& shared) {
+  uint32_t prefix = 0;
+  for (int shift = 32 - kRadixBits; shift >= 0; shift -= kRadixBits) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kBuckets; i += kThreads) shared.histogram[i] = 0;
+    __syncthreads();
+    visit([&](float value) {
+      const uint32_t key = order_key(value);
+      const bool inside = shift == 32 - kRadixBits || (key ^ prefix) >> (shift + kRadixBits) == 0;
+      if (inside) atomicAdd(&shared.histogram[key >> shift & (kBuckets - 1)], weight(value));
+    });
+    __syncthreads();
+    if (threadIdx.x < kWarpSize) {  // one warp walks the buckets from the top, eight a lane
+      constexpr int kEach = kBuckets / kWarpSize;
+      unsigned long long own = 0;
+      for (int i = 0; i < kEach; ++i) own += shared.histogram[kBuckets - 1 - static_cast<int>(threadIdx.x) * kEach - i];
+      unsigned long long before = own;
+      for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+        const unsigned long long other = __shfl_up_sync(kFullMask, before, offset);
+        if (threadIdx.x >= offset) before += other;
+      }
+      const unsigned reached = __ballot_sync(kFullMask, before >= wanted);
+      const int lane = reached == 0 ? kWarpSize - 1 : __ffs(reached) - 1;
+      if (threadIdx.x == lane) {
+        unsigned long long above = before - own;
+        int bucket = kBuckets - 1 - lane * kEach;
+        for (int i = 0; i < kEach - 1 && above + shared.histogram[bucket] < wanted; ++i)
+          above += shared.histogram[bucket--];
+        shared.bucket = reached == 0 ? -1 : bucket;
+        shared.above = above;
+      }
+    }
+    __syncthreads();
+    if (shared.bucket < 0) return order_key(-INFINITY);
+    prefix |= static_cast<uint32_t>(shared.bucket) << shift;
+    wanted -= shared.above;
+  }
+  return prefix;
+}
+
+__device__ unsigned long long weight_of(float x) {
+  return static_cast<unsigned long long>(__expf(x) * kWeightOne);
+}
+
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(16) std::byte dynamic[];
+  __shared__ Shared shared;
+  const SampleParams& p = a.p;
+  const int index = blockIdx.x;
+  auto* list = reinterpret_cast<float*>(dynamic);
+  auto* list_ids = reinterpret_cast<int*>(list + a.list_capacity);
+  auto* bitmaps = reinterpret_cast<uint32_t*>(list_ids + a.list_capacity);
+
+  Row row{p, static_cast<const float*>(p.logits.data) + index * p.logits.stride};
+  row.row = index;
+  const bool masked = p.allowed != nullptr && (p.use_allowed == nullptr || p.use_allowed[index] != 0);
+  row.allowed = masked ? p.allowed + int64_t{index} * ((p.vocab + 31) / 32) : nullptr;
+  row.history_begin = p.history_start != nullptr ? p.history_start[index] : 0;
+  row.history_end = p.history_start != nullptr ? p.history_start[index + 1] : 0;
+  row.bias_begin = p.bias_start != nullptr ? p.bias_start[index] : 0;
+  row.bias_end = p.bias_start != nullptr ? p.bias_start[index + 1] : 0;
+  row.in_history = row.history_begin < row.history_end ? bitmaps : nullptr;
+  row.in_bias = row.bias_begin < row.bias_end ? bitmaps + a.bitmap_words : nullptr;
+  row.repetition = p.repetition_penalty != nullptr ? p.repetition_penalty[index] : 1.0F;
+  row.presence = p.presence_penalty != nullptr ? p.presence_penalty[index] : 0.0F;
+  row.frequency = p.frequency_penalty != nullptr ? p.frequency_penalty[index] : 0.0F;
+  if (row.in_history != nullptr || row.in_bias != nullptr) row.mark();
+
+  float own = -INFINITY;
+  int own_id = -1;
+  row.for_each([&](int id, float x) {
+    if (x > own || (x == own && own_id >= 0 && id < own_id)) own = x, own_id = id;
+  });
+  const int best = block_argmax(own, own_id, shared);
+  const float temperature = p.temperature != nullptr ? p.temperature[index] : 0.0F;
+  if (best < 0 || !(temperature > kGreedyTemperature)) {
+    if (threadIdx.x == 0) p.out_token[index] = best;
+    return;
+  }
+  const float largest = block_reduce<Max>(own, shared.reduction);
+  const auto relative = [&](float x) { return (x - largest) / temperature; };
+
+  const int top_k = p.top_k != nullptr && p.top_k[index] > 0 && p.top_k[index] < p.vocab ? p.top_k[index] : 0;
+  const float top_p = p.top_p != nullptr ? p.top_p[index] : 1.0F;
+  const float min_p = p.min_p != nullptr ? p.min_p[index] : 0.0F;
+  const SampleNoiseKey key = sample_noise_key(p.seed[index], p.position[index]);
+  float least = -INFINITY;  // of relative values
+  if (min_p > 0.0F) least = fminf(logf(min_p), 0.0F);
+
+  // A value below `floor` cannot stay, whatever the filters find.
+  float floor = -INFINITY;
+  if (top_k > 0 && top_k <= kListTopK) {
+    const auto threads = [&](auto&& f) { f(own_id >= 0 ? relative(own) : -INFINITY); };
+    const auto count = [](float) { return 1ULL; };
+    floor = from_order_key(least_key(threads, count, static_cast<unsigned long long>(top_k), shared));
+  } else if (top_p < 1.0F) {
+    // All values below it together weigh less than the share that top_p drops: the largest alone weighs 1.
+    floor = logf(fmaxf(1.0F - top_p, 1e-7F) / static_cast<float>(p.vocab));
+  }
+  const bool filtered = top_k > 0 || top_p < 1.0F;
+
+  float value = -INFINITY;
+  int token = -1;
+  const auto draw = [&](int id, float x) {
+    if (!(x >= least) || x == -INFINITY || x + kSampleNoiseLargest < value) return;
+    const float u = sample_noise_uniform(sample_noise_bits(key, static_cast<uint32_t>(id)));
+    const float noisy = x - logf(-log1pf(-u));
+    if (noisy > value || (noisy == value && id < token)) value = noisy, token = id;
+  };
+  if (!filtered) {
+    row.for_each([&](int id, float x) { draw(id, relative(x)); });
+  } else {
+    if (threadIdx.x == 0) shared.list_size = 0, shared.total = 0;
+    __syncthreads();
+    unsigned long long weight = 0;
+    row.for_each([&](int id, float logit) {
+      const float x = relative(logit);
+      weight += weight_of(x);
+      if (x == -INFINITY || !(x >= floor)) return;
+      const int at = atomicAdd(&shared.list_size, 1);
+      if (at < a.list_capacity) list[at] = x, list_ids[at] = id;
+    });
+    if (top_k == 0) atomicAdd(&shared.total, weight);
+    __syncthreads();
+    const int size = shared.list_size;
+    const bool fits = size <= a.list_capacity;
+    const auto visit = [&](auto&& f) {  // every value that may stay
+      if (fits) {
+        for (int i = threadIdx.x; i < size; i += kThreads) f(list[i]);
+      } else {
+        row.for_each([&](int, float x) { f(relative(x)); });
+      }
+    };
+    float least_k = -INFINITY;
+    if (top_k > 0) {
+      const auto count = [](float) { return 1ULL; };
+      least_k = from_order_key(least_key(visit, count, static_cast<unsigned long long>(top_k), shared));
+    }
+    if (top_p < 1.0F) {
+      const auto heavy = [&](float x) { return x >= least_k ? weight_of(x) : 0ULL; };
+      if (top_k > 0) {
+        weight = 0;
+        visit([&](float x) { weight += heavy(x); });
+        atomicAdd(&shared.total, weight);
+        __syncthreads();
+      }
+      const auto wanted =
+          static_cast<unsigned long long>(ceil(static_cast<double>(shared.total) * static_cast<double>(top_p)));
+      least = fmaxf(least, from_order_key(least_key(visit, heavy, wanted > 0 ? wanted : 1ULL, shared)));
+    }
+    least = fminf(fmaxf(least, least_k), 0.0F);
+    if (fits) {
+      for (int i = threadIdx.x; i < size; i += kThreads) draw(list_ids[i], list[i]);
+    } else {
+      row.for_each([&](int id, float x) { draw(id, relative(x)); });
+    }
+  }
+  token = block_argmax(value, token, shared);
+  if (threadIdx.x == 0) p.out_token[index] = token;
+}
+
+}  // namespace
+
+// ---- launcher ----
+
+void sample(const Launch& launch, const SampleParams& p) {
+  Args a{};
+  a.p = p;
+  const bool lists = p.history_start != nullptr || p.bias_start != nullptr;
+  a.bitmap_words = lists ? (p.vocab + 31) / 32 : 0;
+  const int bitmap_bytes = 2 * a.bitmap_words * static_cast<int>(sizeof(uint32_t));
+  const int room = launch.max_shared_bytes - static_cast<int>(sizeof(Shared)) - bitmap_bytes;
+  a.list_capacity = std::min(4096, room / 8) / 4 * 4;
+  const int bytes = bitmap_bytes + a.list_capacity * 8;
+  check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "sample");
+  sample_kernel<<<p.logits.rows, kThreads, bytes, launch.stream>>>(a);
+}
+
+}  // namespace zipage::cuda

@@ -1,0 +1,313 @@
+// The compression's stages on CUDA against the CPU's, stage by stage on the same inputs. (The CPU's are proven against
+// the oracle.)
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/compress_fixture.h"
+#include "ops/device.h"
+
+namespace zipage::testing {
+namespace {
+
+using test::Device;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// The fixture's pool, ring and table on the device. K and V lie as [block, 2, kv head, slot, head_dim] there.
+class OnDevice {
+ public:
+  OnDevice(Device& device, CompressFixture& f)
+      : device_(device),
+        f_(f),
+        data_(device.array(pool_data(f))),
+        scores_(device.array(std::vector<float>(f.pool().scores, f.pool().scores + entries()))),
+        positions_(device.array(std::vector<int32_t>(f.pool().positions, f.pool().positions + entries()))),
+        ring_(device.array(ring_data(f))),
+        table_(device.array(f.table())),
+        cos_sin_(device.array(std::vector<float>(f.cos_sin(), f.cos_sin() + table_floats()))),
+        scratch_(device.allocate(device.backend().compression_scratch_bytes(f.pool().geometry, heads(),
+                                                                            f.shape().window, f.shape().num_slots))) {}
+
+  KvPool pool() const {
+    return {.geometry = f_.pool().geometry,
+            .data = reinterpret_cast<std::byte*>(data_.data()),
+            .scores = scores_.data(),
+            .positions = positions_.data()};
+  }
+  CompressionSource source() const {
+    CompressionSource s = f_.source();
+    s.kv = pool();
+    s.source_blocks = table_.data();
+    return s;
+  }
+  QueryRing ring() const { return {ring_.data(), f_.ring().num_query_slots, f_.ring().window}; }
+  const float* cos_sin() const { return cos_sin_.data(); }
+  std::byte* scratch() const { return scratch_->data(); }
+  std::vector<uint16_t> data() const { return data_.values(); }
+  std::vector<float> scores() const { return scores_.values(); }
+  std::vector<int32_t> positions() const { return positions_.values(); }
+
+  static std::vector<uint16_t> pool_data(const CompressFixture& f) {
+    const KvGeometry& g = f.pool().geometry;
+    std::vector<uint16_t> out;
+    std::vector<float> row(static_cast<size_t>(g.head_dim));
+    for (int layer = 0; layer < g.num_layers; ++layer) {
+      const cpu::KvLayerView view(f.pool(), layer);
+      for (int block = 0; block < g.num_blocks; ++block) {
+        for (int part = 0; part < 2; ++part) {
+          for (int head = 0; head < g.num_kv_heads; ++head) {
+            for (int slot = 0; slot < g.block_size; ++slot) {
+              part == 0 ? view.read_key(block, head, slot, row.data()) : view.read_value(block, head, slot, row.data());
+              for (float x : row) out.push_back(Bf16(x).bits);
+            }
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+ private:
+  int heads() const { return f_.shape().group * f_.shape().num_kv_heads; }
+  int64_t entries() const {
+    const KvGeometry& g = f_.pool().geometry;
+    return int64_t{g.num_layers} * g.num_blocks * g.num_kv_heads * g.block_size;
+  }
+  int64_t table_floats() const { return int64_t{f_.sequence().logical_len} * f_.shape().rotary_dim; }
+  // Rounds the fixture's own queries as well: the CPU computes from the same numbers.
+  static std::vector<uint16_t> ring_data(CompressFixture& f) {
+    const int64_t count = int64_t{f.shape().num_layers} * f.ring().num_query_slots * f.shape().window *
+                          f.shape().group * f.shape().num_kv_heads * f.shape().head_dim;
+    auto* values = static_cast<float*>(f.ring().data);
+    std::vector<uint16_t> out;
+    for (int64_t i = 0; i < count; ++i) {
+      const Bf16 rounded(values[i]);
+      values[i] = static_cast<float>(rounded);
+      out.push_back(rounded.bits);
+    }
+    return out;
+  }
+
+  Device& device_;
+  CompressFixture& f_;
+  test::DeviceArray<uint16_t> data_;
+  test::DeviceArray<float> scores_;
+  test::DeviceArray<int32_t> positions_;
+  test::DeviceArray<uint16_t> ring_;
+  test::DeviceArray<int32_t> table_;
+  test::DeviceArray<float> cos_sin_;
+  std::unique_ptr<Buffer> scratch_;
+};
+
+Shape cuda_shape(uint32_t seed) {
+  Shape s = random_shape(seed);
+  const int head_dims[] = {64, 128, 96, 256};
+  s.head_dim = head_dims[seed % 4];
+  s.rotary_dim = seed % 3 == 0 ? s.head_dim / 2 : s.head_dim;
+  if (seed % 5 == 0) s.group = 16;
+  return s;
+}
+
+::testing::AssertionResult near(const std::vector<float>& actual, const std::vector<float>& expected, float absolute,
+                                float relative) {
+  if (actual.size() != expected.size()) return ::testing::AssertionFailure() << actual.size() << " values";
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const bool special = !std::isfinite(expected[i]) || !std::isfinite(actual[i]);
+    const bool same = special ? actual[i] == expected[i]
+                              : std::abs(actual[i] - expected[i]) <= absolute + relative * std::abs(expected[i]);
+    if (!same) {
+      return ::testing::AssertionFailure() << "value " << i << " is " << actual[i] << " instead of " << expected[i];
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+class CompressCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto names = test::device_names();
+    if (std::find(names.begin(), names.end(), "cuda") == names.end()) GTEST_SKIP() << "no CUDA device";
+    device = std::make_unique<Device>("cuda");
+    cpu_queue = cpu_backend.make_queue(QueuePriority::kNormal);
+  }
+  Backend& gpu() { return device->backend(); }
+  Queue& queue() { return device->queue(); }
+  test::DeviceArray<float> zeros(const CompressFixture& f) { return device->array(f.per_slot()); }
+
+  std::unique_ptr<Device> device;
+  cpu::CpuBackend cpu_backend{{.num_threads = 2}};
+  std::unique_ptr<Queue> cpu_queue;
+};
+
+TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const OnDevice on(*device, f);
+    WindowScoreParams p{.source = f.source(),
+                        .ring = f.ring(),
+                        .query_slot = CompressFixture::kQuerySlot,
+                        .num_heads = f.shape().group * f.shape().num_kv_heads,
+                        .scale = 1.0F / std::sqrt(static_cast<float>(f.shape().head_dim))};
+    std::vector<float> expected = f.per_slot();
+    p.scores = expected.data();
+    cpu_backend.window_scores(*cpu_queue, p);
+    const auto actual = zeros(f);
+    p.source = on.source();
+    p.ring = on.ring();
+    p.scores = actual.data();
+    p.scratch = on.scratch();
+    gpu().window_scores(queue(), p);
+    EXPECT_TRUE(near(actual.values(), expected, 1e-7F, 1e-4F)) << f.shape().describe();
+  }
+}
+
+TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const OnDevice on(*device, f);
+    for (RedundancyScope scope : {RedundancyScope::kExact, RedundancyScope::kMean, RedundancyScope::kLightning}) {
+      for (RedundancyKeys keys : {RedundancyKeys::kContent, RedundancyKeys::kRotated}) {
+        RedundancyParams p{.source = f.source(),
+                           .scope = scope,
+                           .keys = keys,
+                           .cos_sin = f.cos_sin(),
+                           .rotary_dim = f.shape().rotary_dim};
+        std::vector<float> expected = f.per_slot();
+        p.redundancy = expected.data();
+        cpu_backend.redundancy(*cpu_queue, p);
+        const auto actual = zeros(f);
+        p.source = on.source();
+        p.cos_sin = on.cos_sin();
+        p.redundancy = actual.data();
+        p.scratch = on.scratch();
+        gpu().redundancy(queue(), p);
+        EXPECT_TRUE(near(actual.values(), expected, 1e-9F, 2e-4F))
+            << f.shape().describe() << " scope " << static_cast<int>(scope) << " keys " << static_cast<int>(keys);
+      }
+    }
+  }
+}
+
+TEST_F(CompressCuda, CarryPoolAndCombineEqualTheCpus) {
+  for (uint32_t seed = 1; seed <= 30; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const OnDevice on(*device, f);
+    std::mt19937 random(seed);
+    std::vector<float> scores = f.per_slot(), redundancy = f.per_slot();
+    for (float& x : scores) x = static_cast<float>(random() % 1000) / 1e4F;
+    for (float& x : redundancy) x = static_cast<float>(random() % 1000) / 1e5F;
+    const auto device_scores = device->array(scores), device_redundancy = device->array(redundancy), pooled = zeros(f),
+               final_scores = zeros(f);
+    const ScoreCarry carry = seed % 2 == 0 ? ScoreCarry::kMax : ScoreCarry::kSum;
+    cpu_backend.carry(*cpu_queue, {.source = f.source(), .carry = carry, .scores = scores.data()});
+    gpu().carry(queue(), {.source = on.source(), .carry = carry, .scores = device_scores.data()});
+    EXPECT_TRUE(near(device_scores.values(), scores, 0, 1e-6F)) << f.shape().describe();
+
+    std::vector<float> expected = f.per_slot();
+    const int width = 1 + 2 * static_cast<int>(seed % 4);
+    cpu_backend.pool_scores(*cpu_queue,
+                            {.source = f.source(), .width = width, .scores = scores.data(), .out = expected.data()});
+    gpu().pool_scores(queue(),
+                      {.source = on.source(), .width = width, .scores = device_scores.data(), .out = pooled.data()});
+    EXPECT_TRUE(near(pooled.values(), expected, 0, 1e-6F)) << f.shape().describe();
+
+    CombineParams p{
+        .source = f.source(), .scores = scores.data(), .redundancy = redundancy.data(), .out = expected.data()};
+    p.params = {.budget = 128,
+                .window = f.shape().window,
+                .sinks = static_cast<int>(seed % 5),
+                .recent = static_cast<int>(seed * 7 % 60),
+                .protect_prompt = seed % 3 == 0,
+                .random = seed % 7 == 0,
+                .random_seed = seed};
+    if (seed % 11 == 0) p.redundancy = nullptr;
+    cpu_backend.combine(*cpu_queue, p);
+    p.source = on.source();
+    p.scores = device_scores.data();
+    if (p.redundancy != nullptr) p.redundancy = device_redundancy.data();
+    p.out = final_scores.data();
+    gpu().combine(queue(), p);
+    EXPECT_TRUE(near(final_scores.values(), expected, 1e-8F, p.params.random ? 0 : 1e-5F)) << f.shape().describe();
+  }
+}
+
+TEST_F(CompressCuda, SelectKeepsTheVerySlotsThatTheCpuKeeps) {
+  for (uint32_t seed = 1; seed <= 40; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const OnDevice on(*device, f);
+    std::mt19937 random(seed);
+    std::vector<float> final_scores = f.per_slot();
+    const uint32_t values = seed % 2 == 0 ? 5 : 100000;
+    for (float& x : final_scores) {
+      const uint32_t special = random() % 40;
+      x = static_cast<float>(random() % values) / 8.0F - 0.25F;
+      if (special == 0) x = kInf;
+      if (special == 1) x = x == 0 ? -0.0F : NAN;
+    }
+    const int budget = 1 + static_cast<int>(random() % static_cast<uint32_t>(f.shape().num_slots));
+    std::vector<int32_t> expected(static_cast<size_t>(f.heads() * budget), -1);
+    const auto on_device = device->array(final_scores);
+    const auto actual = device->array(expected);
+    SelectParams p{.source = f.source(),
+                   .budget = budget,
+                   .whole_blocks = seed % 3 == 0,
+                   .final_scores = final_scores.data(),
+                   .kept = expected.data()};
+    cpu_backend.select(*cpu_queue, p);
+    p.source = on.source();
+    p.final_scores = on_device.data();
+    p.kept = actual.data();
+    gpu().select(queue(), p);
+    EXPECT_EQ(actual.values(), expected) << f.shape().describe() << " budget " << budget;
+  }
+}
+
+TEST_F(CompressCuda, C1_CompactMovesKeptSlotsAndNothingElse) {
+  for (uint32_t seed = 1; seed <= 40; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const int b = f.shape().block_size, num_slots = f.shape().num_slots;
+    const int max_blocks = num_slots / b;
+    if (max_blocks == 0) continue;
+    std::mt19937 random(seed);
+    const int budget = b * (1 + static_cast<int>(random() % static_cast<uint32_t>(max_blocks)));
+    // Targets: a few fresh blocks, then the table's own in order.
+    std::vector<int32_t> targets;
+    const size_t fresh = random() % 3;
+    for (size_t i = 0; static_cast<int>(targets.size()) < budget / b; ++i) {
+      targets.push_back(i < fresh ? f.unused()[i] : f.table()[i - fresh]);
+    }
+    std::vector<int32_t> kept;
+    for (int64_t head = 0; head < f.heads(); ++head) {
+      std::vector<int> all(static_cast<size_t>(num_slots));
+      std::iota(all.begin(), all.end(), 0);
+      if (seed % 4 != 0) std::shuffle(all.begin(), all.end(), random);
+      std::sort(all.begin(), all.begin() + budget);
+      kept.insert(kept.end(), all.begin(), all.begin() + budget);
+    }
+    std::vector<float> scores = f.per_slot();
+    for (float& x : scores) x = static_cast<float>(random() % 1000);
+    const OnDevice on(*device, f);
+    const auto device_kept = device->array(kept), device_targets = device->array(targets);
+    const auto device_scores = device->array(scores);
+    CompactParams p{.source = f.source(),
+                    .budget = budget,
+                    .kept = kept.data(),
+                    .scores = seed % 5 == 0 ? nullptr : scores.data(),
+                    .target_blocks = targets.data()};
+    cpu_backend.compact(*cpu_queue, p);
+    p.source = on.source();
+    p.kept = device_kept.data();
+    if (p.scores != nullptr) p.scores = device_scores.data();
+    p.target_blocks = device_targets.data();
+    gpu().compact(queue(), p);
+    EXPECT_EQ(on.data(), OnDevice::pool_data(f)) << f.shape().describe() << " budget " << budget;
+    const size_t entries = on.positions().size();
+    EXPECT_EQ(on.positions(), std::vector<int32_t>(f.pool().positions, f.pool().positions + entries));
+    EXPECT_TRUE(std::equal(f.pool().scores, f.pool().scores + entries, on.scores().begin(),
+                           [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); }));
+  }
+}
+
+}  // namespace
+}  // namespace zipage::testing
