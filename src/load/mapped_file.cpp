@@ -11,6 +11,8 @@
 #include <cstring>
 #include <functional>
 
+#include "base/check.h"
+
 namespace zipage {
 namespace {
 
@@ -55,6 +57,7 @@ bool MappedFile::owns(std::span<const std::byte> part) const {
 }
 
 void MappedFile::release(std::span<const std::byte> part) const {
+  ZIPAGE_CHECK(owns(part), "{}: {} bytes to release are not from this file", path_, part.size());
   static const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(part.data()) + part.size()) / page * page;
