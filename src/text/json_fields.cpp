@@ -31,11 +31,14 @@ int nesting(std::string_view text) {
   return deepest;
 }
 
-bool is_whole(const json& value) { return value.is_number_integer(); }  // neither true nor 1.5 nor "1"
+bool is_whole(const json& value) {
+  return value.is_number_integer();
+}  // neither true nor 1.5 nor "1"
 
 // -1 where the value is beyond int64.
 bool fits(const json& value, int64_t low, int64_t high) {
-  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return false;
   }
   const int64_t number = value.get<int64_t>();
@@ -44,7 +47,9 @@ bool fits(const json& value, int64_t low, int64_t high) {
 
 }  // namespace
 
-std::string to_json_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string to_json_text(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 std::string excerpt(const json& value) {
   constexpr size_t kMost = 60;

@@ -16,7 +16,7 @@ std::string run(const normalizers::StripAccents&, std::string text) {
   std::string out;
   for (std::string_view rest = text; !rest.empty();) {
     const Utf8Unit unit = next_utf8_unit(rest);
-    if (!is_nonspacing_mark(unit.code_point)) out.append(rest.substr(0, unit.size));
+    if (!is_mark(unit.code_point)) out.append(rest.substr(0, unit.size));
     rest.remove_prefix(unit.size);
   }
   return out;

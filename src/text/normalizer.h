@@ -18,7 +18,7 @@ struct Form {
   NormalForm form;
 };
 struct Lowercase {};
-struct StripAccents {};  // drops nonspacing marks
+struct StripAccents {};  // drops marks
 struct Strip {
   bool left = true, right = true;
 };  // white space

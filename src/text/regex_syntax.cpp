@@ -7,10 +7,12 @@
 namespace zipage {
 namespace {
 
-// PCRE2's own \s lacks U+0085 and has U+180E; its \w lacks marks and has all numbers.
+// PCRE2's own \s lacks U+0085 and has U+180E; its \w lacks marks and has all numbers. Oniguruma's \w has the numbers of
+// Latin-1 and circled letters.
 constexpr std::string_view kSpace =
     R"(\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
-constexpr std::string_view kWord = R"(\p{L}\p{M}\p{Nd}\p{Pc})";
+constexpr std::string_view kWord = R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE}\x{24B6}-\x{24E9})"
+                                   R"(\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
 constexpr std::string_view kHex = "0-9A-Fa-f";
 
 class Translator {

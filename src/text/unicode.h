@@ -13,7 +13,7 @@ bool is_white_space(char32_t c);  // the White_Space property
 bool is_word_char(char32_t c);    // letters, marks, decimal digits, connectors, joiners
 bool is_numeric(char32_t c);      // Nd, Nl, No
 bool is_punctuation(char32_t c);  // ASCII punctuation and P*
-bool is_nonspacing_mark(char32_t c);
+bool is_mark(char32_t c);
 
 enum class NormalForm : uint8_t { kNfc, kNfd, kNfkc, kNfkd };
 // REQUIRES: valid UTF-8.
