@@ -57,8 +57,7 @@ bool EngineImpl::step() {
   take_inbox();
   commit_compressions();
 
-  StepPlan plan = scheduler_.plan(view());
-  if (change_plan_) change_plan_(plan);
+  const StepPlan plan = scheduler_.plan(view());
   int num_tokens = 0;
   try {
     const StepBatch batch = apply(plan);

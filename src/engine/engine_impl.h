@@ -44,8 +44,9 @@ class EngineImpl final : public Engine {
   std::string memory_plan() const override { return runner_->plan().table(); }
   void reset_prefix_cache() override;
 
-  // For tests: the next plan is changed by this before it is applied.
-  void override_plan(std::function<void(StepPlan&)> change) { change_plan_ = std::move(change); }
+  // For tests, between steps: preempts the n-th running request as a plan would. False: there is none, it is being
+  // compressed, or it cannot be swapped.
+  bool preempt_running(int n, PreemptKind kind);
   ModelRunner& runner() { return *runner_; }
   // Aborts with the numbers when an invariant of pool, slots or sequences is broken (C6, C8, ranges).
   void check() const;
@@ -111,7 +112,6 @@ class EngineImpl final : public Engine {
   std::map<SequenceId, RequestOutput> outputs_;  // of this step, in order of arrival
   std::vector<std::unique_ptr<Sequence>> finished_;  // of this step: their sinks are still to be called
   SamplingBatch sampling_;
-  std::function<void(StepPlan&)> change_plan_;
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable wake_;

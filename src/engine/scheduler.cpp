@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 #include "base/check.h"
 
@@ -112,6 +113,9 @@ class Planner {
     if (!obtain_blocks(i, fresh)) return false;
     available_ -= fresh;
     plan_.compress.push_back({sequence.id, fresh, keep_indexed});
+    for (size_t block = static_cast<size_t>(keep_indexed); block < sequence.blocks.size(); ++block) {
+      doomed_.insert(sequence.blocks[block]);
+    }
     if (limits_.compression_in_lane) {
       ++lane_jobs_;
       draft.busy = true;
@@ -141,7 +145,10 @@ class Planner {
       // A chunk shrinks to the room there is; a single token has to wait.
       new_blocks = std::min(new_blocks, available_);
       num_tokens = std::min(num_tokens, capacity + new_blocks * limits_.block_size - draft.num_resident);
-      if (num_tokens <= 0) return;
+      if (num_tokens <= 0) {
+        if (nobody_else_holds_blocks(i)) plan_.exhausted.push_back(sequence.id);
+        return;
+      }
     }
     const int window_begin = first_window_token(sequence, trigger(draft));
     const bool records = draft.num_resident + num_tokens > window_begin;
@@ -210,7 +217,6 @@ class Planner {
       if (victim == drafts_.size()) {
         blocked_on_blocks_ = true;
         ++plan_.num_stalled;
-        if (nobody_else_holds_blocks(i)) plan_.exhausted.push_back(drafts_[i].sequence->id);
         return false;
       }
       preempt(victim);
@@ -362,8 +368,14 @@ class Planner {
       if (next_trigger != std::numeric_limits<int>::max()) {
         reusable = std::min(reusable, first_window_token(sequence, next_trigger));
       }
-      auto match = view_.prefix_cache->match(
-          sequence.prefix_root, std::span(sequence.tokens).first(static_cast<size_t>(std::max(0, reusable))));
+      const std::span<const int32_t> tokens(sequence.tokens);
+      auto match = view_.prefix_cache->match(sequence.prefix_root, tokens.first(static_cast<size_t>(std::max(0, reusable))));
+      // A block that this plan compresses is not the prefix's any more when the admission comes to it.
+      const auto doomed = std::ranges::find_if(match.blocks, [&](BlockId block) { return doomed_.contains(block); });
+      if (doomed != match.blocks.end()) {
+        const auto clean = static_cast<size_t>(doomed - match.blocks.begin());
+        match = view_.prefix_cache->match(sequence.prefix_root, tokens.first(clean * static_cast<size_t>(block_size)));
+      }
       admit.cached_blocks = std::move(match.blocks);
       admit.prefix_chain = match.chain;
     }
@@ -372,13 +384,18 @@ class Planner {
     const int revived = static_cast<int>(std::ranges::count_if(
         admit.cached_blocks, [&](BlockId block) { return view_.pool->owners(block) == 0; }));
     const int num_resident = num_cached * block_size;
-    const int first_stretch = std::min(sequence.length(), next_trigger);
-    const int needed = ceil_div(first_stretch, block_size) - num_cached + revived;
+    const int computable = sequence.num_computed + sequence.num_uncomputed();
+    // Elastic: all of it where there is room, else as far as the first compression.
+    int first_stretch = computable;
+    int needed = ceil_div(first_stretch, block_size) - num_cached + revived;
+    if (!limits_.elastic || needed + headroom > available_) {
+      first_stretch = std::min(computable, next_trigger);
+      needed = ceil_div(first_stretch, block_size) - num_cached + revived;
+    }
     if (needed + headroom > available_) return false;
 
     // chunk_tokens() reads the sequence as it is now; what the cache holds is not computed again.
-    const int computable = sequence.num_computed + sequence.num_uncomputed();
-    int num_tokens = std::min(computable, limits_.elastic ? computable : next_trigger) - num_resident;
+    int num_tokens = first_stretch - num_resident;
     const int room = std::max(tokens_left_ - decodes_left_, std::min(tokens_left_, 1));
     if (limits_.chunked_prefill) {
       num_tokens = std::min(num_tokens, room);
@@ -417,6 +434,7 @@ class Planner {
   const SchedulerView& view_;
   std::vector<Draft> drafts_;
   std::vector<const Sequence*> elastic_;
+  std::unordered_set<BlockId> doomed_;  // leave the prefix cache in this plan
   StepPlan plan_;
   int available_;
   int free_query_slots_;

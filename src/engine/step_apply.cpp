@@ -7,13 +7,14 @@
 
 namespace zipage {
 
-// Order matters: what is given up first is there for those after it.
+// Order matters: what is given up first is there for those after it, and cached blocks are taken before anything is
+// allocated, or an allocation could evict what an admission counts on.
 StepBatch EngineImpl::apply(const StepPlan& plan) {
   for (SequenceId id : plan.drop_query_slot) give_back_query_slot(sequence(id));
   for (const StepPlan::Preempt& p : plan.preempt) preempt(sequence(p.id), p.kind, p.save_ring);
+  for (const StepPlan::Admit& a : plan.admit) admit(sequence(a.id), a);
   for (const StepPlan::Compress& c : plan.compress) start_compression(sequence(c.id), c);
   for (const StepPlan::SwapIn& s : plan.swap_in) swap_in(sequence(s.id), s.takes_query_slot);
-  for (const StepPlan::Admit& a : plan.admit) admit(sequence(a.id), a);
 
   std::vector<ScheduledChunk> chunks;
   chunks.reserve(plan.chunks.size());
@@ -59,6 +60,17 @@ void EngineImpl::preempt(Sequence& s, PreemptKind kind, bool save_ring) {
   waiting_.insert(&s);
   ++s.stats.preemptions;
   ++totals_.preemptions;
+}
+
+bool EngineImpl::preempt_running(int n, PreemptKind kind) {
+  if (n >= static_cast<int>(running_.size())) return false;
+  Sequence& s = **std::next(running_.begin(), n);
+  if (s.state != SequenceState::kRunning) return false;
+  const int blocks = (s.num_resident + config_.block_size - 1) / config_.block_size;
+  const bool swappable = s.num_scored > 0 && swap_blocks_.num_free() >= blocks && swap_rings_.num_free() > 0;
+  if (kind == PreemptKind::kSwap && !swappable) return false;
+  preempt(s, kind, kind == PreemptKind::kSwap && s.query_slot.has_value());
+  return true;
 }
 
 void EngineImpl::swap_in(Sequence& s, bool takes_query_slot) {
