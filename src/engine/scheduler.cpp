@@ -392,7 +392,11 @@ class Planner {
       first_stretch = std::min(computable, next_trigger);
       needed = ceil_div(first_stretch, block_size) - num_cached + revived;
     }
-    if (needed + headroom > available_) return false;
+    if (needed + headroom > available_) {
+      // It grew until the pool was full and then gave way: what it has said is all that it can say here.
+      if (ceil_div(first_stretch, block_size) > view_.pool->size()) plan_.exhausted.push_back(sequence.id);
+      return false;
+    }
 
     // chunk_tokens() reads the sequence as it is now; what the cache holds is not computed again.
     int num_tokens = first_stretch - num_resident;

@@ -63,7 +63,7 @@ void run_scenario(uint32_t seed, int steps) {
     if (step < steps && !live.empty() && below(30) == 0) {
       engine->abort(live[static_cast<size_t>(below(static_cast<int>(live.size())))].second);
     }
-    if (forced && below(8) == 0) {
+    if (forced && step < steps && below(8) == 0) {
       engine->preempt_running(below(4), below(2) ? PreemptKind::kSwap : PreemptKind::kRecompute);
     }
     engine->step();
