@@ -9,7 +9,7 @@ namespace zipage::apps {
 namespace {
 
 struct Word {
-  std::string flag;                       // --kv-policy
+  std::string flag;  // --kv-policy
   std::string help;
   std::vector<std::string_view> choices;  // what may follow
   bool takes_value = false;
@@ -57,7 +57,8 @@ std::string bash_script() {
       if (!word.choices.empty()) {
         values += fmt::format("    {}:{}) words='{}' ;;\n", info.name, word.flag, fmt::join(word.choices, " "));
       } else if (word.takes_value) {
-        values += fmt::format("    {}:{}) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n", info.name, word.flag);
+        values +=
+            fmt::format("    {}:{}) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n", info.name, word.flag);
       }
     }
     flags += fmt::format("    {}) words='{}' ;;\n", info.name, of_command.substr(1));
@@ -127,7 +128,8 @@ _zipage "$@"
 std::string fish_script() {
   std::string script = "# fish completion of zipage: zipage completion fish | source\n";
   for (const CommandInfo& info : commands()) {
-    script += fmt::format("complete -c zipage -n __fish_use_subcommand -f -a {} -d '{}'\n", info.name, quoted(info.about));
+    script +=
+        fmt::format("complete -c zipage -n __fish_use_subcommand -f -a {} -d '{}'\n", info.name, quoted(info.about));
     for (const Word& word : words_of(info)) {
       std::string value;
       if (!word.choices.empty()) {

@@ -11,7 +11,8 @@
 namespace zipage::apps {
 
 std::span<const CommandInfo> commands() {
-  static const CommandInfo kCommands[] = {completion_command()};
+  static const CommandInfo kCommands[] = {generate_command(), chat_command(), inspect_command(), demo_command(),
+                                          completion_command()};
   return kCommands;
 }
 

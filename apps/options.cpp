@@ -1,8 +1,8 @@
 #include "options.h"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "base/nearest.h"
@@ -15,7 +15,9 @@ namespace {
 constexpr std::string_view kOwnGroup = "";  // the command's own flags come first, without a heading of a group
 constexpr size_t kWidth = 80, kHelpColumn = 30;
 
-bool is_list(KnobType type) { return type == KnobType::kStringList || type == KnobType::kIntList; }
+bool is_list(KnobType type) {
+  return type == KnobType::kStringList || type == KnobType::kIntList;
+}
 
 // The text of an option's last use; a list's words joined with commas.
 std::string value_text(const CLI::Option& option, const Flag& flag) {
@@ -83,20 +85,22 @@ Options::Options(std::string_view synopsis, std::string_view about) : synopsis_(
 
 void Options::add_engine(EngineConfig* config) {
   first_word("model");
-  Flag file{{"config", KnobType::kString, kOwnGroup, "FILE", "YAML with these flags as keys; flags win"}, 0, "", false, {}};
+  Flag file{
+      {"config", KnobType::kString, kOwnGroup, "FILE", "YAML with these flags as keys; flags win"}, 0, "", false, {}};
   flags_.push_back(std::move(file));
   for (const Knob& knob : knobs()) {
     // A flag of the command's own may carry the name of an engine's knob; the command's wins.
     if (find(knob.key) != nullptr) continue;
     std::string default_text = knob_value(*config, knob.key);
     if (knob.type == KnobType::kBool) default_text = default_text == "true" ? "on" : "off";
-    flags_.push_back({knob, 0, std::move(default_text), true, [config, key = knob.key](std::string_view value) {
-                        return set_knob(*config, key, value);
-                      }});
+    flags_.push_back({knob, 0, std::move(default_text), true,
+                      [config, key = knob.key](std::string_view value) { return set_knob(*config, key, value); }});
   }
 }
 
-void Options::add(Flag flag) { flags_.push_back(std::move(flag)); }
+void Options::add(Flag flag) {
+  flags_.push_back(std::move(flag));
+}
 
 void Options::add(std::string_view key, std::string_view metavar, std::string_view help, std::string* target,
                   char letter) {
@@ -155,7 +159,9 @@ const Flag* Options::find(std::string_view key) const {
   return nullptr;
 }
 
-bool Options::given(std::string_view key) const { return std::find(given_.begin(), given_.end(), key) != given_.end(); }
+bool Options::given(std::string_view key) const {
+  return std::find(given_.begin(), given_.end(), key) != given_.end();
+}
 
 Status Options::unknown_flag(std::string_view word) const {
   const std::string name = with_dashes(std::string(word.substr(0, word.find('='))));
@@ -166,15 +172,17 @@ Status Options::unknown_flag(std::string_view word) const {
   }
   const std::vector<std::string_view> candidates(spelled.begin(), spelled.end());
   const std::string_view nearest = nearest_word(name, candidates);
-  return invalid_argument(fmt::format("unknown flag {}{}", name,
-                                      nearest.empty() ? "; --help lists all" : fmt::format(", did you mean {}?", nearest)))
+  return invalid_argument(
+             fmt::format("unknown flag {}{}", name,
+                         nearest.empty() ? "; --help lists all" : fmt::format(", did you mean {}?", nearest)))
       .with_param(name);
 }
 
 Status Options::apply(std::string_view key, std::string_view value, std::string_view origin) {
   const Flag* flag = find(key);
   const Status status = flag->set(value);
-  if (!status.ok()) return Status(status.code(), fmt::format("{}{}", origin, status.message())).with_param(status.param());
+  if (!status.ok())
+    return Status(status.code(), fmt::format("{}{}", origin, status.message())).with_param(status.param());
   given_.emplace_back(key);
   return {};
 }

@@ -35,7 +35,8 @@ class Options {
 
   void add(std::string_view key, std::string_view metavar, std::string_view help, std::string* target, char letter = 0);
   void add(std::string_view key, std::string_view metavar, std::string_view help, int* target, int least);
-  void add(std::string_view key, std::string_view metavar, std::string_view help, std::optional<int>* target, int least);
+  void add(std::string_view key, std::string_view metavar, std::string_view help, std::optional<int>* target,
+           int least);
   void add(std::string_view key, std::string_view help, bool* target, char letter = 0);
   void add(std::string_view key, std::string_view metavar, std::string_view help, std::vector<std::string>* target);
   // A flag whose text goes to `set`.

@@ -283,29 +283,7 @@ void read_envelope(JsonFields& fields, RequestKind kind, ParsedRequest& parsed) 
   }
 }
 
-Status find_thinking_tags(const Tokenizer& tokenizer, TextRequest& request) {
-  const int32_t begin = tokenizer.token_id("<think>"), end = tokenizer.token_id("</think>");
-  if (end < 0) {
-    return invalid_argument("thinking_token_budget: this model has no token that ends a thought")
-        .with_param("thinking_token_budget");
-  }
-  request.request.end_thinking_token_ids = {end};
-  if (begin >= 0) request.request.begin_thinking_token_ids = {begin};
-  request.request.starts_thinking = opens_thought(tokenizer, *request.prompt_token_ids);
-  return {};
-}
-
 }  // namespace
-
-bool opens_thought(const Tokenizer& tokenizer, std::span<const int32_t> prompt) {
-  const int32_t begin = tokenizer.token_id("<think>"), end = tokenizer.token_id("</think>");
-  if (begin < 0) return false;
-  for (auto id = prompt.rbegin(); id != prompt.rend(); ++id) {
-    if (*id == end) return false;
-    if (*id == begin) return true;
-  }
-  return false;
-}
 
 Result<ParsedRequest> parse_request(const json& body, RequestKind kind, const RequestContext& context) {
   ParsedRequest parsed;
@@ -324,20 +302,17 @@ Result<ParsedRequest> parse_request(const json& body, RequestKind kind, const Re
   return parsed;
 }
 
-Status prepare(LLM& llm, const ParsedRequest& parsed, TextRequest& request) {
-  const SamplingParams& sampling = request.request.sampling;
-  if (!parsed.truncate_prompt_tokens && !sampling.thinking_token_budget) return {};
+Status truncate_prompt(LLM& llm, const ParsedRequest& parsed, TextRequest& request) {
+  if (!parsed.truncate_prompt_tokens) return {};
   ZIPAGE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, llm.tokenize(request));
-  if (parsed.truncate_prompt_tokens) {
-    // As many as fit leaves room for what the request may put out.
-    const int fitting = llm.engine().model().max_model_len - std::max(1, sampling.max_tokens);
-    const int keep = *parsed.truncate_prompt_tokens < 0 ? std::max(1, fitting) : *parsed.truncate_prompt_tokens;
-    if (ids.size() > static_cast<size_t>(keep)) ids.erase(ids.begin(), ids.end() - keep);
-  }
+  // As many as fit leaves room for what the request may put out.
+  const int fitting = llm.engine().model().max_model_len - std::max(1, request.request.sampling.max_tokens);
+  const int keep = *parsed.truncate_prompt_tokens < 0 ? std::max(1, fitting) : *parsed.truncate_prompt_tokens;
+  if (ids.size() > static_cast<size_t>(keep)) ids.erase(ids.begin(), ids.end() - keep);
   request.prompt.reset();
   request.messages.clear();
   request.prompt_token_ids = std::move(ids);
-  return sampling.thinking_token_budget ? find_thinking_tags(llm.tokenizer(), request) : Status();
+  return {};
 }
 
 }  // namespace zipage

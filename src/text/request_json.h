@@ -1,12 +1,11 @@
 // A request as people send it, in OpenAI's fields and vLLM's and ours, turned into a TextRequest. Serves the server's
 // bodies and the lines of `generate --prompts` alike.
 //
-// Thread-safety: pure functions; prepare() may run concurrently on one LLM.
+// Thread-safety: pure functions; truncate_prompt() may run concurrently on one LLM.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -46,12 +45,7 @@ struct ParsedRequest {
 // servers do.
 Result<ParsedRequest> parse_request(const nlohmann::json& body, RequestKind kind, const RequestContext& context);
 
-// The rest of what `parsed` asks for and only an LLM can do: cuts the prompt to truncate_prompt_tokens, and finds the
-// ids that open and close a thought for thinking_token_budget. The prompt becomes token ids where one of them is asked
-// for; otherwise nothing changes.
-Status prepare(LLM& llm, const ParsedRequest& parsed, TextRequest& request);
-
-// Whether a prompt ends inside a thought: its last <think> has no </think> after it.
-bool opens_thought(const Tokenizer& tokenizer, std::span<const int32_t> prompt);
+// Cuts the prompt to its last truncate_prompt_tokens; it becomes token ids then. Does nothing where none is asked for.
+Status truncate_prompt(LLM& llm, const ParsedRequest& parsed, TextRequest& request);
 
 }  // namespace zipage
