@@ -12,10 +12,13 @@ void CpuBackend::carry(Queue& queue, const CarryParams& p) {
   for_each_head(executor(queue), p.source, [&](int64_t task, int) {
     const SourceHead head(p.source, task);
     float* s = p.scores + task * p.source.num_slots;
-    for (int t = 0; t < p.source.num_scored; ++t) {
-      const float before = p.decay * head.view().scores(head.block(t), head.head())[head.slot(t)];
-      s[t] = p.carry == ScoreCarry::kMax ? std::max(s[t], before) : s[t] + before;
-    }
+    head.for_each_block(p.source.num_scored, [&](int begin, int end, int block) {
+      const float* before = head.view().scores(block, head.head());
+      for (int t = begin; t < end; ++t) {
+        const float decayed = p.decay * before[t - begin];
+        s[t] = p.carry == ScoreCarry::kMax ? std::max(s[t], decayed) : s[t] + decayed;
+      }
+    });
   });
 }
 

@@ -19,7 +19,7 @@ float hash_unit(uint64_t seed, uint64_t task, int32_t position) {
   return static_cast<float>(x >> 40U) * 0x1p-24F;
 }
 
-void protect(const CombineParams& p, const SourceHead& head, float* f) {
+void protect(const CombineParams& p, const int32_t* positions, float* f) {
   constexpr float kKeep = std::numeric_limits<float>::infinity();
   const CompressionParams& c = p.params;
   const int num_slots = p.source.num_slots;
@@ -34,9 +34,8 @@ void protect(const CombineParams& p, const SourceHead& head, float* f) {
   const int head_end = whole ? prompt : c.budget / 4;
   const int tail_begin = whole ? prompt : prompt - c.budget / 4;
   for (int t = 0; t < num_slots; ++t) {
-    const int position = head.position(t);
-    if (position >= prompt) break;
-    if (position < head_end || position >= tail_begin) f[t] = kKeep;
+    if (positions[t] >= prompt) break;
+    if (positions[t] < head_end || positions[t] >= tail_begin) f[t] = kKeep;
   }
 }
 
@@ -47,8 +46,11 @@ void CpuBackend::combine(Queue& queue, const CombineParams& p) {
   ZIPAGE_CHECK(p.out != nullptr && p.out != p.scores && p.out != p.redundancy, "combine: in place");
   const CompressionParams& c = p.params;
   const int num_slots = p.source.num_slots;
-  for_each_head(executor(queue), p.source, [&](int64_t task, int) {
-    const SourceHead head(p.source, task);
+  Executor& executor = CpuBackend::executor(queue);
+  for_each_head(executor, p.source, [&](int64_t task, int thread) {
+    auto* positions =
+        reinterpret_cast<int32_t*>(executor.scratch(thread, sizeof(int32_t) * static_cast<size_t>(num_slots)));
+    if (c.random || c.protect_prompt) SourceHead(p.source, task).read_positions(positions);
     float* f = p.out + task * num_slots;
     const float* s = p.scores == nullptr ? nullptr : p.scores + task * num_slots;
     const float* r = p.redundancy == nullptr ? nullptr : p.redundancy + task * num_slots;
@@ -59,10 +61,10 @@ void CpuBackend::combine(Queue& queue, const CombineParams& p) {
     }
     if (c.random) {
       for (int t = 0; t < num_slots; ++t) {
-        f[t] = hash_unit(c.random_seed, static_cast<uint64_t>(task), head.position(t));
+        f[t] = hash_unit(c.random_seed, static_cast<uint64_t>(task), positions[t]);
       }
     }
-    protect(p, head, f);
+    protect(p, positions, f);
   });
 }
 

@@ -30,40 +30,97 @@ void check_targets(const CompactParams& p) {
   }
 }
 
-// Where slots [first, first + 16) of the result go.
-struct TargetTile {
-  int block;
-  int first_slot;
+// A call of memcpy a row costs as much as the row; the usual sizes are copied inline.
+void copy_row(Bf16* to, const Bf16* from, int head_dim) {
+  switch (head_dim) {
+    case 64:
+      std::memcpy(to, from, 64 * sizeof(Bf16));
+      break;
+    case 128:
+      std::memcpy(to, from, 128 * sizeof(Bf16));
+      break;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(head_dim) * sizeof(Bf16));
+  }
+}
+
+// The kept slots of one head, moved a tile of 16 at a time: K, then what is kept per slot.
+class Mover {
+ public:
+  Mover(const CompactParams& p, const CompressKernels& kernels, int64_t task)
+      : p_(p),
+        kernels_(kernels),
+        head_(p.source, task),
+        kept_(p.kept + task * p.budget),
+        scores_(p.scores == nullptr ? nullptr : p.scores + task * p.source.num_slots) {}
+
+  void run() {
+    const int b = head_.view().block_size();
+    for (int target = 0; target * b < p_.budget; ++target) {
+      for (int slot = 0; slot < b; slot += kTileSlots) {
+        find_sources(target * b + slot);
+        move_keys(p_.target_blocks[target], slot);
+        move_rows(p_.target_blocks[target], slot);
+      }
+    }
+  }
+
+ private:
+  // Block and slot of kept slots [first, first + 16). They ascend, so the block is the last one's or a later one.
+  void find_sources(int first) {
+    const int b = head_.view().block_size();
+    for (int i = 0; i < kTileSlots; ++i) {
+      const int t = kept_[first + i];
+      while (t >= block_start_ + b) {
+        block_start_ += b;
+        ++block_index_;
+      }
+      kept_slot_[i] = t;
+      source_block_[i] = p_.source.source_blocks[block_index_];
+      source_slot_[i] = t - block_start_;
+    }
+  }
+
+  void move_keys(int block, int slot) {
+    const KvLayerView& view = head_.view();
+    const uint16_t* tiles[kTileSlots];
+    int32_t lanes[kTileSlots];
+    bool in_place = true;
+    for (int i = 0; i < kTileSlots; ++i) {
+      tiles[i] = reinterpret_cast<const uint16_t*>(
+          view.key_tile(source_block_[i], head_.head(), source_slot_[i] / kTileSlots));
+      lanes[i] = source_slot_[i] % kTileSlots;
+      in_place = in_place && source_block_[i] == block && source_slot_[i] == slot + i;
+    }
+    if (in_place) return;
+    auto* target = reinterpret_cast<uint16_t*>(view.key_tile(block, head_.head(), slot / kTileSlots));
+    kernels_.gather_key_tile(target, tiles, lanes, view.head_dim());
+  }
+
+  void move_rows(int block, int slot) {
+    const KvLayerView& view = head_.view();
+    int32_t* positions = view.positions(block, head_.head()) + slot;
+    for (int i = 0; i < kTileSlots; ++i) {
+      const Bf16* from = view.value_row(source_block_[i], head_.head(), source_slot_[i]);
+      Bf16* to = view.value_row(block, head_.head(), slot + i);
+      if (from != to) copy_row(to, from, view.head_dim());
+      const int t = kept_slot_[i];
+      positions[i] = t < p_.source.num_scored ? view.positions(source_block_[i], head_.head())[source_slot_[i]]
+                                              : p_.source.first_position + (t - p_.source.num_scored);
+    }
+    if (scores_ == nullptr) return;
+    float* scores = view.scores(block, head_.head()) + slot;
+    for (int i = 0; i < kTileSlots; ++i) scores[i] = scores_[kept_slot_[i]];
+  }
+
+  const CompactParams& p_;
+  const CompressKernels& kernels_;
+  SourceHead head_;
+  const int32_t* kept_;
+  const float* scores_;
+  int block_index_ = 0, block_start_ = 0;  // where the last source slot was found
+  int kept_slot_[kTileSlots], source_block_[kTileSlots], source_slot_[kTileSlots];
 };
-
-void move_keys(const SourceHead& head, const CompressKernels& kernels, TargetTile to, const int32_t* kept) {
-  const uint16_t* tiles[kTileSlots];
-  int32_t lanes[kTileSlots];
-  for (int i = 0; i < kTileSlots; ++i) {
-    tiles[i] = head.key_tile(kept[i] / kTileSlots);
-    lanes[i] = kept[i] % kTileSlots;
-  }
-  const int tile = to.first_slot / kTileSlots;
-  kernels.gather_key_tile(reinterpret_cast<uint16_t*>(head.view().key_tile(to.block, head.head(), tile)), tiles, lanes,
-                          head.view().head_dim());
-}
-
-void move_rows(const SourceHead& head, TargetTile to, const int32_t* kept, const float* scores) {
-  const KvLayerView& view = head.view();
-  const size_t row_bytes = static_cast<size_t>(view.head_dim()) * sizeof(Bf16);
-  for (int i = 0; i < kTileSlots; ++i) {
-    const int t = kept[i];
-    const Bf16* from = view.value_row(head.block(t), head.head(), head.slot(t));
-    Bf16* target = view.value_row(to.block, head.head(), to.first_slot + i);
-    if (from != target) std::memcpy(target, from, row_bytes);
-    view.positions(to.block, head.head())[to.first_slot + i] = head.position(t);
-    if (scores != nullptr) view.scores(to.block, head.head())[to.first_slot + i] = scores[t];
-  }
-}
-
-bool stays_in_place(const SourceHead& head, TargetTile to, int first, const int32_t* kept) {
-  return kept[0] == first && kept[kTileSlots - 1] == first + kTileSlots - 1 && head.block(first) == to.block;
-}
 
 }  // namespace
 
@@ -78,16 +135,10 @@ void CpuBackend::compact(Queue& queue, const CompactParams& p) {
   const CompressKernels& kernels = compress_kernels(isa_);
 
   for_each_head(executor(queue), p.source, [&](int64_t task, int) {
-    const SourceHead head(p.source, task);
-    const int32_t* kept = p.kept + task * p.budget;
-    const float* scores = p.scores == nullptr ? nullptr : p.scores + task * p.source.num_slots;
+    [[maybe_unused]] const int32_t* kept = p.kept + task * p.budget;
     ZIPAGE_DCHECK(std::adjacent_find(kept, kept + p.budget, std::greater_equal<>()) == kept + p.budget,
                   "C5: kept slots of head {} out of order", task);
-    for (int first = 0; first < p.budget; first += kTileSlots) {
-      const TargetTile to = {p.target_blocks[first / b], first % b};
-      if (!stays_in_place(head, to, first, kept + first)) move_keys(head, kernels, to, kept + first);
-      move_rows(head, to, kept + first, scores);
-    }
+    Mover(p, kernels, task).run();
   });
 }
 

@@ -17,7 +17,7 @@ namespace zipage::cpu {
 
 struct HeadKeys {
   const uint16_t* const* tiles = nullptr;  // [ceil(num_slots / 16)]
-  const int32_t* positions = nullptr;      // [ceil(num_slots / 16) * 16]; ascending up to num_slots
+  const int32_t* positions = nullptr;      // [ceil(num_slots / 16) * 16]; ascending up to num_slots, then 0
   int num_slots = 0;
   int head_dim = 0;  // even
 };
@@ -25,7 +25,8 @@ struct HeadKeys {
 // Stage 1 of one head. scratch: window_scratch_bytes().
 struct WindowKernelArgs {
   HeadKeys keys;
-  const float* queries = nullptr;  // [window][group][head_dim], times the scale
+  const float* queries = nullptr;  // [window][group][head_dim]
+  float scale = 0;
   int window = 0;
   int group = 0;
   int first_row_position = 0;  // position of row 0
@@ -50,16 +51,22 @@ constexpr int ceil16(int n) {
   return (n + 15) / 16 * 16;
 }
 
-// z of all rows and the fp32 tiles of a strip of keys.
-constexpr size_t window_scratch_bytes(int num_slots, int head_dim, int rows) {
-  return sizeof(float) * (static_cast<size_t>(rows) * static_cast<size_t>(ceil16(num_slots) + 1) +
-                          4U * 16U * static_cast<size_t>(head_dim));
+constexpr int kMaxGroup = 64;  // query heads a KV head
+
+// Window rows whose z stage 1 holds at a time.
+constexpr int window_rows_at_once(int group) {
+  return group < 8 ? 8 / group : 1;
+}
+// All keys in fp32, the mean, and z of the rows at hand.
+constexpr size_t window_scratch_bytes(int num_slots, int head_dim, int group) {
+  return sizeof(float) * static_cast<size_t>(ceil16(num_slots)) *
+         static_cast<size_t>(head_dim + 1 + window_rows_at_once(group) * group);
 }
 // Unit keys, the columns still without last(n) (at most half of them are ever moved), their indices, and u.
 constexpr size_t redundancy_scratch_bytes(int num_slots, int head_dim) {
   const auto slots = static_cast<size_t>(ceil16(num_slots));
-  return sizeof(float) * ((slots + slots / 2 + 32U) * static_cast<size_t>(head_dim) + 5 * slots +
-                          static_cast<size_t>(head_dim) * 17U + 256U);
+  return sizeof(float) *
+         ((slots + slots / 2 + 32U) * static_cast<size_t>(head_dim) + 4 * slots + static_cast<size_t>(head_dim) * 16U);
 }
 
 struct CompressKernels {

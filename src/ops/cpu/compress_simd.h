@@ -25,11 +25,12 @@ ZIPAGE_INLINE I16 load(const int32_t* p) {
 ZIPAGE_INLINE void store(float* p, F16 v) {
   std::memcpy(p, &v, sizeof v);
 }
+// Not F16{} + x: the compiler may not drop the addition, which turns -0 into 0.
 ZIPAGE_INLINE F16 splat(float x) {
-  return F16{} + x;
+  return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 ZIPAGE_INLINE I16 splat(int32_t x) {
-  return I16{} + x;
+  return I16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 ZIPAGE_INLINE F16 as_float(I16 v) {
   return reinterpret_cast<F16>(v);
@@ -37,11 +38,25 @@ ZIPAGE_INLINE F16 as_float(I16 v) {
 ZIPAGE_INLINE I16 as_int(F16 v) {
   return reinterpret_cast<I16>(v);
 }
-ZIPAGE_INLINE F16 max(F16 a, F16 b) {
-  return a > b ? a : b;
-}
 ZIPAGE_INLINE I16 lane_index() {
   return I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+// b where either is NaN. The machine's instruction by name: a comparison and a choice cost two.
+ZIPAGE_INLINE F16 max(F16 a, F16 b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F16>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX__)
+  __m256 x[2], y[2];
+  std::memcpy(x, &a, sizeof x);
+  std::memcpy(y, &b, sizeof y);
+  x[0] = _mm256_max_ps(x[0], y[0]);
+  x[1] = _mm256_max_ps(x[1], y[1]);
+  std::memcpy(&a, x, sizeof a);
+  return a;
+#else
+  return a > b ? a : b;
+#endif
 }
 
 // a * b + c in one rounding where the machine has it.
@@ -63,6 +78,17 @@ ZIPAGE_INLINE F16 fma(F16 a, F16 b, F16 c) {
 #endif
 }
 
+ZIPAGE_INLINE F16 square_root(F16 v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F16>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#else
+  float lane[16];
+  store(lane, v);
+  for (float& x : lane) x = __builtin_sqrtf(x);
+  return load(lane);
+#endif
+}
+
 // Bit i: lane i of a comparison is true.
 ZIPAGE_INLINE uint32_t bits(I16 mask) {
 #if defined(__AVX512F__)
@@ -78,41 +104,47 @@ ZIPAGE_INLINE uint32_t bits(I16 mask) {
 #endif
 }
 
-// Sums in a fixed order, the same on every machine.
+// Sums in a fixed order, the same on every machine: each step folds the upper half of the lanes onto the lower.
+template <typename Fold>
+ZIPAGE_INLINE float fold(F16 v, Fold&& f) {
+  v = f(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = f(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = f(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+  v = f(v, __builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
+  return v[0];
+}
 ZIPAGE_INLINE float sum(F16 v) {
-  float lane[16];
-  store(lane, v);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
-  }
-  return lane[0];
+  return fold(v, [](F16 a, F16 b) { return a + b; });
 }
 ZIPAGE_INLINE float largest(F16 v) {
-  float lane[16];
-  store(lane, v);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] = lane[i] > lane[i + step] ? lane[i] : lane[i + step];
-  }
-  return lane[0];
+  return fold(v, [](F16 a, F16 b) { return max(a, b); });
 }
 
-// e^x for x <= 0 within 2 ulp; 0 below the smallest normal number. Range reduction to |r| <= ln2 / 2, degree 6.
-ZIPAGE_INLINE F16 exp_nonpositive(F16 x) {
-  const I16 tiny = x < splat(-87.0F);
-  x = tiny ? splat(-87.0F) : x;
+// 2^x for x <= 0, relative error 2e-7; 2^-126 for everything below -126. The polynomial is fitted to the relative error
+// on [-1/2, 1/2].
+ZIPAGE_INLINE F16 exp2_nonpositive(F16 x) {
+  x = max(x, splat(-126.0F));
   const F16 shift = splat(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
-  const F16 shifted = fma(x, splat(1.44269504088896341F), shift);
-  const F16 n = shifted - shift;
-  F16 r = fma(n, splat(-0.693145751953125F), x);
-  r = fma(n, splat(-1.42860682030941723e-6F), r);
-  F16 y = splat(1.0F / 720);
-  y = fma(y, r, splat(1.0F / 120));
-  y = fma(y, r, splat(1.0F / 24));
-  y = fma(y, r, splat(1.0F / 6));
-  y = fma(y, r, splat(0.5F));
+  const F16 shifted = x + shift;
+  const F16 r = x - (shifted - shift);
+  F16 y = splat(0.00132765F);
+  y = fma(y, r, splat(0.00967554F));
+  y = fma(y, r, splat(0.05550713F));
+  y = fma(y, r, splat(0.2402212F));
+  y = fma(y, r, splat(0.69314697F));
   y = fma(y, r, splat(1.0F));
-  y = fma(y, r, splat(1.0F));
-  const I16 exponent = (as_int(shifted) - as_int(shift)) << 23;
-  y = as_float(as_int(y) + exponent);
-  return tiny ? F16{} : y;
+  return as_float(as_int(y) + (as_int(shifted) << 23));
+}
+
+// v[i][j] <-> v[j][i]: four rounds that each interleave the first half of the rows with the second.
+ZIPAGE_INLINE void transpose(F16 (&v)[16]) {
+  for (int round = 0; round < 4; ++round) {
+    F16 next[16];
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = __builtin_shufflevector(v[i], v[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      next[2 * i + 1] =
+          __builtin_shufflevector(v[i], v[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    for (int i = 0; i < 16; ++i) v[i] = next[i];
+  }
 }

@@ -1,6 +1,7 @@
 // What the stages' launchers share: the checks on a CompressionSource and one layer and KV head of it at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -40,10 +41,22 @@ class SourceHead {
     const int t = tile * kTileSlots;
     return reinterpret_cast<const uint16_t*>(view_.key_tile(block(t), head_, slot(t) / kTileSlots));
   }
-  // Position of slot t: stored for scored slots, counted for the new ones.
-  int32_t position(int t) const {
-    return t < source_.num_scored ? view_.positions(block(t), head_)[slot(t)]
-                                  : source_.first_position + (t - source_.num_scored);
+  // body(begin, end, block) for each block of slots in [0, limit): the slots [begin, end) are its first ones. Loops
+  // over slots go through this, since a division for each slot would cost more than the stage.
+  template <typename Body>
+  void for_each_block(int limit, Body&& body) const {
+    for (int begin = 0, i = 0; begin < limit; begin += view_.block_size(), ++i) {
+      body(begin, std::min(begin + view_.block_size(), limit), source_.source_blocks[i]);
+    }
+  }
+  // Positions of all slots: stored for scored slots, counted for the new ones.
+  void read_positions(int32_t* out) const {
+    for_each_block(source_.num_scored, [&](int begin, int end, int block) {
+      std::copy_n(view_.positions(block, head_), end - begin, out + begin);
+    });
+    for (int t = source_.num_scored; t < source_.num_slots; ++t) {
+      out[t] = source_.first_position + (t - source_.num_scored);
+    }
   }
 
  private:
@@ -65,7 +78,8 @@ inline std::pair<HeadKeys, std::byte*> fill_head_keys(const CompressionSource& s
   auto* tiles = reinterpret_cast<const uint16_t**>(memory);
   auto* positions = reinterpret_cast<int32_t*>(tiles + slots / kTileSlots);
   for (int tile = 0; tile < slots / kTileSlots; ++tile) tiles[tile] = head.key_tile(tile);
-  for (int t = 0; t < slots; ++t) positions[t] = t < source.num_slots ? head.position(t) : 0;
+  head.read_positions(positions);
+  std::fill(positions + source.num_slots, positions + slots, 0);
   return {HeadKeys{tiles, positions, source.num_slots, source.kv.geometry.head_dim},
           reinterpret_cast<std::byte*>(positions + slots)};
 }

@@ -4,7 +4,7 @@
 namespace zipage::cpu {
 namespace {
 
-// The window's queries of one layer and group, oldest first, times the scale: [window][group][head_dim].
+// The window's queries of one layer and group, oldest first: [window][group][head_dim].
 void read_queries(const WindowScoreParams& p, int64_t task, int group, float* out) {
   const KvGeometry& g = p.source.kv.geometry;
   const int window = p.ring.window;
@@ -15,7 +15,7 @@ void read_queries(const WindowScoreParams& p, int64_t task, int group, float* ou
                      (int64_t{layer} * p.ring.num_query_slots + p.query_slot) * window * p.num_heads * g.head_dim;
   for (int r = 0; r < window; ++r) {
     const float* row = ring + (int64_t{(first_position + r) % window} * p.num_heads + first_head) * g.head_dim;
-    for (int i = 0; i < group * g.head_dim; ++i) *out++ = row[i] * p.scale;
+    for (int i = 0; i < group * g.head_dim; ++i) *out++ = row[i];
   }
 }
 
@@ -27,8 +27,8 @@ void CpuBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
   const int num_slots = p.source.num_slots;
   ZIPAGE_CHECK(p.ring.data != nullptr && p.query_slot >= 0 && p.query_slot < p.ring.num_query_slots,
                "window_scores: query slot {} of {}", p.query_slot, p.ring.num_query_slots);
-  ZIPAGE_CHECK(p.num_heads > 0 && p.num_heads % g.num_kv_heads == 0, "window_scores: {} heads over {} KV heads",
-               p.num_heads, g.num_kv_heads);
+  ZIPAGE_CHECK(p.num_heads > 0 && p.num_heads % g.num_kv_heads == 0 && p.num_heads / g.num_kv_heads <= kMaxGroup,
+               "window_scores: {} heads over {} KV heads", p.num_heads, g.num_kv_heads);
   ZIPAGE_CHECK(p.ring.window > 0 && p.source.logical_len() >= p.ring.window,
                "window_scores: a window of {} over {} tokens", p.ring.window, p.source.logical_len());
   const int group = p.num_heads / g.num_kv_heads;
@@ -39,12 +39,13 @@ void CpuBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
   for_each_head(executor, p.source, [&](int64_t task, int thread) {
     const size_t query_bytes = sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(g.head_dim);
     std::byte* memory = executor.scratch(
-        thread, query_bytes + head_keys_bytes(p.source) + window_scratch_bytes(num_slots, g.head_dim, rows));
+        thread, query_bytes + head_keys_bytes(p.source) + window_scratch_bytes(num_slots, g.head_dim, group));
     auto* queries = reinterpret_cast<float*>(memory);
     read_queries(p, task, group, queries);
     const auto [keys, rest] = fill_head_keys(p.source, SourceHead(p.source, task), memory + query_bytes);
     kernels.window_scores({.keys = keys,
                            .queries = queries,
+                           .scale = p.scale,
                            .window = p.ring.window,
                            .group = group,
                            .first_row_position = p.source.logical_len() - p.ring.window,
