@@ -5,6 +5,7 @@
 #include "tensor/bf16.h"
 #include "tensor/f16.h"
 #include "tensor/host_tensor.h"
+#include "tensor/k_scales.h"
 
 // Each format's block is what ggml defines; products and sums are rounded to fp32 in ggml's order, so the results are
 // the same bit for bit.
@@ -82,17 +83,6 @@ void q8_0(const uint8_t* block, float* out) {
 }
 
 // ---- 256 elements a block, scales within scales ----
-
-// Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low bits of bytes 0-3 and 4-7,
-// the others in nibbles of bytes 8-11 with their top two bits above the first four.
-void scales_and_minima(const uint8_t* packed, uint8_t* scales, uint8_t* minima) {
-  for (int i = 0; i < 4; ++i) {
-    scales[i] = packed[i] & 63;
-    minima[i] = packed[i + 4] & 63;
-    scales[i + 4] = static_cast<uint8_t>((packed[i + 8] & 0x0f) | ((packed[i] >> 6) << 4));
-    minima[i + 4] = static_cast<uint8_t>((packed[i + 8] >> 4) | ((packed[i + 4] >> 6) << 4));
-  }
-}
 
 // [d f16][dmin f16][12 bytes of scales][128 bytes]: each 32 bytes hold two groups of 32, low nibbles first.
 void q4_k(const uint8_t* block, float* out) {

@@ -4,6 +4,7 @@
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/elementwise_kernels.h"
 #include "ops/cpu/linear_kernels.h"
+#include "ops/cpu/quantised_kernels.h"
 #include "ops/cpu/sampling_kernels.h"
 
 namespace zipage::cpu {
@@ -12,6 +13,9 @@ template <class S>
 constexpr Kernels kernel_table() {
   return {
       .panel = panel<S>,
+      .nibble_panel = quantised_panel<S, Nibbles<S>>,
+      .byte_panel = quantised_panel<S, Bytes<S>>,
+      .group_sums = group_sums_row<S>,
       .segment = segment<S>,
       .merge_values = merge_values<S>,
       .rms_norm = rms_norm_row<S>,

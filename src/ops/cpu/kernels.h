@@ -7,6 +7,7 @@
 // Thread-safety: immutable.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "ops/cpu/isa.h"
@@ -21,15 +22,26 @@ constexpr int kSegmentSlots = 256;  // slots whose softmax is taken at once; seg
 constexpr int kSegmentTiles = kSegmentSlots / 16;
 constexpr int64_t kLogitBlock = 64;  // logits whose maximum is kept
 
+// How a panel's weights are stored. Quantised panels have groups of 32 elements of k, one after the other:
+//   kNibbles: u32 [4][64] (eight k each, lowest nibble first) | f16 scale [64] | f16 minimum [64]
+//   kBytes:   i8 [32][64]                                     | f16 scale [64] | f16 minimum [64]
+// and a weight is q * scale + minimum.
+enum class PanelKind : uint8_t { kBf16, kNibbles, kBytes };
+constexpr int kQuantGroup = 32;
+constexpr int64_t kGroupScaleBytes = 2 * 2 * kPanelColumns;
+constexpr int64_t kNibbleGroupBytes = kQuantGroup / 2 * kPanelColumns + kGroupScaleBytes;
+constexpr int64_t kByteGroupBytes = kQuantGroup * kPanelColumns + kGroupScaleBytes;
+
 // out[r, c] = x[r, :] . panel[:, c] (+ bias[c]) for the `columns` <= 64 columns of one panel.
 struct PanelArgs {
   const float* x = nullptr;  // [rows, in_features]
   int64_t x_stride = 0;
   int64_t rows = 0;
   int64_t in_features = 0;
-  const Bf16* panel = nullptr;  // [ceil(in_features / 2)][64][2]
-  const float* bias = nullptr;  // [columns] or null
-  float* out = nullptr;         // [rows, columns]
+  const std::byte* panel = nullptr;   // kBf16: [ceil(in_features / 2)][64][2]
+  const float* group_sums = nullptr;  // [rows, in_features / 32] sums of x; quantised panels only
+  const float* bias = nullptr;        // [columns] or null
+  float* out = nullptr;               // [rows, columns]
   int64_t out_stride = 0;
   int columns = kPanelColumns;
 };
@@ -57,6 +69,9 @@ struct SegmentState {
 
 struct Kernels {
   void (*panel)(const PanelArgs& args);
+  void (*nibble_panel)(const PanelArgs& args);
+  void (*byte_panel)(const PanelArgs& args);
+  void (*group_sums)(const float* x, int64_t n, float* sums);  // of 32 elements each
   void (*segment)(const SegmentArgs& args, SegmentState& state);
   // total = total_scale * total + part_scale * part
   void (*merge_values)(float total_scale, float part_scale, const float* part, int64_t n, float* total);

@@ -1,25 +1,19 @@
 #include "ops/cpu/linear.h"
 
-#include <cstring>
-#include <vector>
+#include <algorithm>
 
 #include "base/check.h"
 #include "ops/cpu/cpu_backend.h"
+#include "ops/cpu/pack.h"
 
 namespace zipage::cpu {
 namespace {
 
-// One row of a weight as bf16, whatever its type.
-void read_bf16(const HostTensor& tensor, int64_t row, std::vector<float>& wide, Bf16* out) {
-  const int64_t n = tensor.cols();
-  if (tensor.dtype == DType::kBF16) {
-    std::memcpy(out, tensor.data.data() + row * n * static_cast<int64_t>(sizeof(Bf16)),
-                static_cast<size_t>(n) * sizeof(Bf16));
-    return;
-  }
-  wide.resize(static_cast<size_t>(n));
-  dequantize(tensor, row * n, n, wide.data());
-  for (int64_t i = 0; i < n; ++i) out[i] = Bf16(wide[static_cast<size_t>(i)]);
+// The part that row `row` of the stack lies in, and its row there.
+std::pair<const HostTensor*, int64_t> locate(std::span<const HostTensor> parts, int64_t row) {
+  const HostTensor* part = parts.data();
+  for (; row >= part->rows(); ++part) row -= part->rows();
+  return {part, row};
 }
 
 }  // namespace
@@ -32,25 +26,29 @@ CpuLinear::CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool) {
                  parts[0].name, in_features_);
     out_features_ += part.rows();
   }
-  memory_ = std::make_unique<CpuBuffer>(static_cast<size_t>(num_panels() * panel_elements()) * sizeof(Bf16), "weights");
+  int64_t bytes = 0;
+  for (int64_t first = 0; first < out_features_; first += kPanelColumns) {
+    PanelKind kind = panel_kind(*locate(parts, first).first);
+    for (int64_t row = first + 1; row < std::min(first + kPanelColumns, out_features_); ++row) {
+      kind = common_kind(kind, panel_kind(*locate(parts, row).first));
+    }
+    panels_.push_back({kind, bytes});
+    quantised_ |= kind != PanelKind::kBf16;
+    bytes += panel_bytes(kind, in_features_);
+  }
+  memory_ = std::make_unique<CpuBuffer>(static_cast<size_t>(bytes), "weights");
   pool.parallel_for(num_panels(), 1, [&](int64_t begin, int64_t end, int) {
-    std::vector<float> wide;
-    std::vector<Bf16> row(static_cast<size_t>(in_features_));
-    for (int64_t out = begin * kPanelColumns; out < std::min(end * kPanelColumns, out_features_); ++out) {
-      const HostTensor* part = parts.data();
-      int64_t part_row = out;
-      for (; part_row >= part->rows(); ++part) part_row -= part->rows();
-      read_bf16(*part, part_row, wide, row.data());
-      Bf16* target = memory_->as<Bf16>() + out / kPanelColumns * panel_elements() + out % kPanelColumns * 2;
-      for (int64_t k = 0; k < in_features_; ++k)
-        target[k / 2 * 2 * kPanelColumns + k % 2] = row[static_cast<size_t>(k)];
+    for (int64_t row = begin * kPanelColumns; row < std::min(end * kPanelColumns, out_features_); ++row) {
+      const auto [part, part_row] = locate(parts, row);
+      const Panel& panel = panels_[static_cast<size_t>(row / kPanelColumns)];
+      pack_row(*part, part_row, panel.kind, static_cast<int>(row % kPanelColumns), memory_->data() + panel.offset);
     }
   });
 }
 
 void CpuLinear::read_row(int64_t index, float* out) const {
-  const Bf16* source = panel(index / kPanelColumns) + index % kPanelColumns * 2;
-  for (int64_t k = 0; k < in_features_; ++k) out[k] = static_cast<float>(source[k / 2 * 2 * kPanelColumns + k % 2]);
+  unpack_row(data(index / kPanelColumns), kind(index / kPanelColumns), static_cast<int>(index % kPanelColumns),
+             in_features_, out);
 }
 
 std::unique_ptr<Linear> CpuBackend::make_linear(std::span<const HostTensor> parts) {
@@ -66,19 +64,46 @@ void CpuBackend::linear(Queue& queue, const LinearParams& params) {
                "linear: x [{}, {}], weight [{}, {}], out [{}, {}]", params.x.rows, params.x.cols, weight.out_features(),
                weight.in_features(), params.out.rows, params.out.cols);
   if (params.x.rows == 0) return;
-  const auto panel = kernels(isa_).panel;
-  executor(queue).parallel_for(weight.num_panels(), 1, [&](int64_t begin, int64_t end, int) {
+  const Kernels& kernel = kernels(isa_);
+  Executor& threads = executor(queue);
+  const auto* x = static_cast<const float*>(params.x.data);
+  float* sums = nullptr;
+  if (weight.quantised()) {
+    const int64_t groups = weight.in_features() / kQuantGroup;
+    sums =
+        reinterpret_cast<float*>(threads.shared_scratch(static_cast<size_t>(params.x.rows * groups) * sizeof(float)));
+    threads.parallel_for(params.x.rows, 32, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        kernel.group_sums(x + row * params.x.stride, groups * kQuantGroup, sums + row * groups);
+      }
+    });
+  }
+  threads.parallel_for(weight.num_panels(), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t column = index * kPanelColumns;
-      panel({.x = static_cast<const float*>(params.x.data),
-             .x_stride = params.x.stride,
-             .rows = params.x.rows,
-             .in_features = weight.in_features(),
-             .panel = weight.panel(index),
-             .bias = params.bias == nullptr ? nullptr : params.bias + column,
-             .out = static_cast<float*>(params.out.data) + column,
-             .out_stride = params.out.stride,
-             .columns = static_cast<int>(std::min<int64_t>(kPanelColumns, weight.out_features() - column))});
+      const PanelArgs args{
+          .x = x,
+          .x_stride = params.x.stride,
+          .rows = params.x.rows,
+          .in_features = weight.in_features(),
+          .panel = weight.data(index),
+          .group_sums = sums,
+          .bias = params.bias == nullptr ? nullptr : params.bias + column,
+          .out = static_cast<float*>(params.out.data) + column,
+          .out_stride = params.out.stride,
+          .columns = static_cast<int>(std::min<int64_t>(kPanelColumns, weight.out_features() - column)),
+      };
+      switch (weight.kind(index)) {
+        case PanelKind::kBf16:
+          kernel.panel(args);
+          break;
+        case PanelKind::kNibbles:
+          kernel.nibble_panel(args);
+          break;
+        case PanelKind::kBytes:
+          kernel.byte_panel(args);
+          break;
+      }
     }
   });
 }

@@ -1,10 +1,11 @@
-// Weights of a linear layer on the CPU: one packed copy that serves any number of rows.
+// Weights of a linear layer on the CPU: one packed copy that serves any number of rows, as small as the file has them.
 //
 // Thread-safety: immutable after make.
 #pragma once
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/memory.h"
@@ -12,7 +13,8 @@
 
 namespace zipage::cpu {
 
-// Panels of 64 output columns, bf16 [ceil(out / 64)][ceil(in / 2)][64][2]; columns and elements past the end are 0.
+// Panels of 64 output columns (kernels.h has their layouts); columns and elements past the end are 0. A panel is of
+// nibbles when all its rows come from 4-bit formats, of bytes when all are quantised, bf16 otherwise.
 class CpuLinear final : public Linear {
  public:
   // REQUIRES: parts are not empty and have the same number of columns.
@@ -22,15 +24,23 @@ class CpuLinear final : public Linear {
   int64_t out_features() const override { return out_features_; }
   size_t bytes() const override { return memory_->bytes(); }
 
-  int64_t num_panels() const { return (out_features_ + kPanelColumns - 1) / kPanelColumns; }
-  int64_t panel_elements() const { return (in_features_ + 1) / 2 * 2 * kPanelColumns; }
-  const Bf16* panel(int64_t index) const { return memory_->as<const Bf16>() + index * panel_elements(); }
+  int64_t num_panels() const { return static_cast<int64_t>(panels_.size()); }
+  PanelKind kind(int64_t panel) const { return panels_[static_cast<size_t>(panel)].kind; }
+  const std::byte* data(int64_t panel) const { return memory_->data() + panels_[static_cast<size_t>(panel)].offset; }
+  bool quantised() const { return quantised_; }  // some panel is
   // Row `index` of the [out, in] matrix, widened.
   void read_row(int64_t index, float* out) const;
 
  private:
+  struct Panel {
+    PanelKind kind;
+    int64_t offset;  // bytes
+  };
+
   int64_t in_features_ = 0;
   int64_t out_features_ = 0;
+  bool quantised_ = false;
+  std::vector<Panel> panels_;
   std::unique_ptr<CpuBuffer> memory_;
 };
 

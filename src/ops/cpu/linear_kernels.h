@@ -11,11 +11,35 @@
 
 namespace zipage::cpu {
 
+template <class S, int kRows, int kVectors>
+[[gnu::always_inline]] inline void store_tile(const PanelArgs& args, int64_t row, int column,
+                                              const typename S::F (&sum)[kRows][kVectors]) {
+  using F = typename S::F;
+  constexpr int kColumns = kVectors * S::kWidth;
+  const int columns = std::min(kColumns, args.columns - column);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    float* out = args.out + (row + r) * args.out_stride + column;
+    if (columns == kColumns) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        F y = sum[r][v];
+        if (args.bias != nullptr) y = S::add(y, S::load(args.bias + column + v * S::kWidth));
+        S::store(out + v * S::kWidth, y);
+      }
+    } else {
+      float y[kColumns];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) S::store(y + v * S::kWidth, sum[r][v]);
+      for (int c = 0; c < columns; ++c) out[c] = y[c] + (args.bias == nullptr ? 0.0F : args.bias[column + c]);
+    }
+  }
+}
+
 // kRows x (kVectors * S::kWidth) outputs, all in registers.
 template <class S, int kRows, int kVectors>
 [[gnu::always_inline]] inline void panel_tile(const PanelArgs& args, int64_t row, int column) {
   using F = typename S::F;
-  constexpr int kColumns = kVectors * S::kWidth;
   F sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -25,7 +49,7 @@ template <class S, int kRows, int kVectors>
   const float* x[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) x[r] = args.x + (row + r) * args.x_stride;
-  const Bf16* w = args.panel + 2 * column;
+  const Bf16* w = reinterpret_cast<const Bf16*>(args.panel) + 2 * column;
   const auto multiply = [&](const F(&weights)[kVectors], int64_t k) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -50,24 +74,7 @@ template <class S, int kRows, int kVectors>
     for (int v = 0; v < kVectors; ++v) weights[v] = S::first_of_pairs(w + 2 * v * S::kWidth);
     multiply(weights, k);
   }
-  const int columns = std::min(kColumns, args.columns - column);
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* out = args.out + (row + r) * args.out_stride + column;
-    if (columns == kColumns) {
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) {
-        F y = sum[r][v];
-        if (args.bias != nullptr) y = S::add(y, S::load(args.bias + column + v * S::kWidth));
-        S::store(out + v * S::kWidth, y);
-      }
-    } else {
-      float y[kColumns];
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) S::store(y + v * S::kWidth, sum[r][v]);
-      for (int c = 0; c < columns; ++c) out[c] = y[c] + (args.bias == nullptr ? 0.0F : args.bias[column + c]);
-    }
-  }
+  store_tile<S, kRows, kVectors>(args, row, column, sum);
 }
 
 // `rows` rows across the whole panel, kVectors vectors at a time.

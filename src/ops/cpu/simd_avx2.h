@@ -55,6 +55,18 @@ struct Avx2 {
     _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
     _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(low, high, 0x31));
   }
+  using Words = __m256i;
+  static Words load_words(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  template <int kIndex>
+  static F nibble(Words words) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(words, 4 * kIndex), _mm256_set1_epi32(15)));
+  }
+  static F load_bytes(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F load_half(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static F load_bf16(const Bf16* p) {
     const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));

@@ -45,6 +45,20 @@ struct Avx512 {
     _mm512_storeu_ps(p, _mm512_permutex2var_ps(first, low, second));
     _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(first, high, second));
   }
+  using Words = __m512i;  // kWidth words of eight nibbles
+  static Words load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  template <int kIndex>
+  static F nibble(Words words) {
+    // A permutation looks at the low four bits of its index alone, and its table turns them into floats at once.
+    const F table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4 * kIndex), table);
+  }
+  static F load_bytes(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   static F load_bf16(const Bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "tensor/bf16.h"
+#include "tensor/f16.h"
 
 namespace zipage::cpu {
 
@@ -52,6 +53,22 @@ struct Portable {
       p[2 * i] = first[i];
       p[2 * i + 1] = second[i];
     }
+  }
+  using Words = I;
+  static Words load_words(const uint32_t* p) {
+    I x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  template <int kIndex>
+  static F nibble(Words words) {
+    return __builtin_convertvector((words >> (4 * kIndex)) & 15, F);
+  }
+  static F load_bytes(const int8_t* p) {
+    return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
+  }
+  static F load_half(const uint16_t* p) {
+    return F{f16_to_f32(p[0]), f16_to_f32(p[1]), f16_to_f32(p[2]), f16_to_f32(p[3])};
   }
   static F load_bf16(const Bf16* p) {
     return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])};
