@@ -27,20 +27,20 @@ struct CompressionParams {
   int window = 16;  // queries that score (w), 1 <= w <= block size
   KvCompress when = KvCompress::kAll;
 
-  bool attention = true;               // stage 1; off: A = 0
-  ScoreCarry carry = ScoreCarry::kMax; // stage 2
-  float decay = 0.8F;                  // gamma of stage 2
-  int pool = 5;                        // neighbours of stage 3, odd; 1 = off
+  bool attention = true;                            // stage 1; off: A = 0
+  ScoreCarry carry = ScoreCarry::kMax;              // stage 2
+  float decay = 0.8F;                               // gamma of stage 2
+  int pool = 5;                                     // neighbours of stage 3, odd; 1 = off
   RedundancyScope scope = RedundancyScope::kExact;  // stage 4
   RedundancyKeys keys = RedundancyKeys::kContent;
-  float threshold = 0.5F;              // cosine above which last(n) is looked for
-  float temperature = 0.4F;            // tau
-  float lambda = 0.01F;                // stage 5: F = lambda * S - (1 - lambda) * R'; scope off: F = S
-  int sinks = 0;                       // stage 6
-  int recent = 0;                      // newest slots always kept, the window's included
+  float threshold = 0.5F;    // cosine above which last(n) is looked for
+  float temperature = 0.4F;  // tau
+  float lambda = 0.01F;      // stage 5: F = lambda * S - (1 - lambda) * R'; scope off: F = S
+  int sinks = 0;             // stage 6
+  int recent = 0;            // newest slots always kept, the window's included
   bool protect_prompt = false;
-  bool whole_blocks = false;           // stage 7 selects blocks by their mean S (policy page)
-  bool random = false;                 // F is a seeded hash of (seed, layer, head, position)
+  bool whole_blocks = false;  // stage 7 selects blocks by their mean S (policy page)
+  bool random = false;        // F is a seeded hash of (seed, layer, head, position)
   uint64_t random_seed = 0;
 
   bool enabled() const { return budget > 0; }

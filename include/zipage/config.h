@@ -24,46 +24,46 @@ enum class CompressionMode : uint8_t { kAsync, kInline };
 
 struct EngineConfig {
   // model
-  std::string model;                        // directory, .gguf file or config.json (dummy)
+  std::string model;  // directory, .gguf file or config.json (dummy)
   std::vector<std::string> served_model_name;
-  std::string tokenizer;                    // empty = the model's
-  std::string dtype = "auto";               // auto, bfloat16
-  std::optional<int> max_model_len;         // tokens of prompt and output; none = the model's
+  std::string tokenizer;             // empty = the model's
+  std::string dtype = "auto";        // auto, bfloat16
+  std::optional<int> max_model_len;  // tokens of prompt and output; none = the model's
   LoadFormat load_format = LoadFormat::kAuto;
-  std::string generation_config = "auto";   // auto = the model's, "vllm" = none, or a directory
-  std::string override_generation_config;   // JSON
-  std::string quantization;                 // none but what the file brings
+  std::string generation_config = "auto";  // auto = the model's, "vllm" = none, or a directory
+  std::string override_generation_config;  // JSON
+  std::string quantization;                // none but what the file brings
   int64_t seed = 0;
 
   // memory
-  int block_size = 64;                      // slots a block: 16, 32, 64, 128 or 256
+  int block_size = 64;  // slots a block: 16, 32, 64, 128 or 256
   std::optional<int64_t> kv_cache_memory_bytes;
   std::optional<int> num_gpu_blocks_override;  // blocks of the pool, on any device
   double gpu_memory_utilization = 0.92;
-  std::string kv_cache_dtype = "auto";      // auto, bf16, fp8_e4m3
-  double swap_space = 4.0;                  // GiB of host memory for preempted, compressed requests
+  std::string kv_cache_dtype = "auto";  // auto, bf16, fp8_e4m3
+  double swap_space = 4.0;              // GiB of host memory for preempted, compressed requests
   bool enable_prefix_caching = true;
 
   // scheduling
   int max_num_seqs = 256;
   int max_num_batched_tokens = 2048;
-  bool enable_chunked_prefill = true;       // false: a prompt is computed in one step, alone if it must
+  bool enable_chunked_prefill = true;  // false: a prompt is computed in one step, alone if it must
   SchedulingPolicy scheduling_policy = SchedulingPolicy::kFcfs;
-  int max_queued_requests = 0;              // 0 = no limit
+  int max_queued_requests = 0;  // 0 = no limit
   int max_logprobs = 20;
 
   // compression
   CompressionOptions compression;
   CompressionMode compression_mode = CompressionMode::kAsync;
   bool kv_elastic = false;
-  std::optional<int> query_slots;           // none = as many as can be of use
+  std::optional<int> query_slots;  // none = as many as can be of use
 
   // machine
-  std::string device = "auto";              // auto, cpu, cuda
-  int threads = 0;                          // CPU threads; 0 = the cores this process may use
+  std::string device = "auto";  // auto, cpu, cuda
+  int threads = 0;              // CPU threads; 0 = the cores this process may use
   int tensor_parallel_size = 1;
   bool enforce_eager = false;
-  std::vector<int> cudagraph_capture_sizes; // empty = chosen from max_num_seqs
+  std::vector<int> cudagraph_capture_sizes;  // empty = chosen from max_num_seqs
 
   // logging
   bool disable_log_stats = false;
@@ -73,7 +73,7 @@ struct EngineConfig {
 enum class KnobType : uint8_t { kString, kStringList, kInt, kInt64, kFloat, kBool, kIntList, kChoice };
 
 struct Knob {
-  std::string_view key;      // "kv-budget"; the flag is --kv-budget, in YAML also kv_budget
+  std::string_view key;  // "kv-budget"; the flag is --kv-budget, in YAML also kv_budget
   KnobType type;
   std::string_view group;    // heading in --help
   std::string_view metavar;  // "TOKENS", or the choices "{async,inline}"

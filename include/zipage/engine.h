@@ -1,7 +1,7 @@
 // The engine: token ids in, token ids out. One object owns the model, the KV pool and the scheduler.
 //
-// Thread-safety: submit(), abort(), stats(), reset_prefix_cache() and wake() may be called from any thread at any time. step(), run() and
-// has_work() belong to one thread, the engine's. Sinks are called on it.
+// Thread-safety: submit(), abort(), stats(), reset_prefix_cache() and wake() may be called from any thread at any time.
+// step(), run() and has_work() belong to one thread, the engine's. Sinks are called on it.
 #pragma once
 
 #include <atomic>
@@ -31,13 +31,13 @@ struct EngineStats {
   double compression_seconds = 0, step_seconds = 0;
   int peak_blocks_live = 0;
   int64_t last_step_tokens = 0;
-  std::chrono::steady_clock::time_point last_progress;      // end of the last step that did something
+  std::chrono::steady_clock::time_point last_progress;  // end of the last step that did something
 };
 
 struct ModelInfo {
   std::string name, architecture, dtype;
   int num_layers = 0, hidden_size = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0, intermediate_size = 0;
-  int vocab_size = 0;      // embedding rows: the bound for token ids
+  int vocab_size = 0;  // embedding rows: the bound for token ids
   int max_model_len = 0;
   int64_t num_parameters = 0, weight_bytes = 0;
   std::vector<int32_t> eos_token_ids;
@@ -65,8 +65,8 @@ class Engine {
 
   virtual EngineStats stats() const = 0;
   virtual const ModelInfo& model() const = 0;
-  virtual const EngineConfig& config() const = 0;   // the effective one
-  virtual std::string memory_plan() const = 0;      // printable table
+  virtual const EngineConfig& config() const = 0;  // the effective one
+  virtual std::string memory_plan() const = 0;     // printable table
   // Forgets all cached prefixes at the next step boundary; running requests keep their blocks.
   virtual void reset_prefix_cache() = 0;
 };

@@ -18,22 +18,22 @@
 namespace zipage {
 
 struct SamplingParams {
-  float temperature = 1.0F;           // >= 0; 0 and tiny values are greedy
-  float top_p = 1.0F;                 // (0, 1]
-  int top_k = -1;                     // -1 or 0 = off
-  float min_p = 0.0F;                 // [0, 1]
-  float repetition_penalty = 1.0F;    // > 0
-  float presence_penalty = 0.0F;      // [-2, 2]
-  float frequency_penalty = 0.0F;     // [-2, 2]
-  std::optional<int64_t> seed;        // none: a different one each time
-  int max_tokens = 16;                // >= 1; 0 = the rest of the context
-  int min_tokens = 0;                 // EOS and stop ids are forbidden before
+  float temperature = 1.0F;         // >= 0; 0 and tiny values are greedy
+  float top_p = 1.0F;               // (0, 1]
+  int top_k = -1;                   // -1 or 0 = off
+  float min_p = 0.0F;               // [0, 1]
+  float repetition_penalty = 1.0F;  // > 0
+  float presence_penalty = 0.0F;    // [-2, 2]
+  float frequency_penalty = 0.0F;   // [-2, 2]
+  std::optional<int64_t> seed;      // none: a different one each time
+  int max_tokens = 16;              // >= 1; 0 = the rest of the context
+  int min_tokens = 0;               // EOS and stop ids are forbidden before
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;
   std::vector<std::pair<int32_t, float>> logit_bias;  // clamped to [-100, 100]
   std::vector<int32_t> allowed_token_ids;             // empty = all
   std::vector<std::vector<int32_t>> bad_words;        // token sequences never completed
-  std::optional<int> logprobs;         // top-n beside the chosen token; 0 = the chosen one only
+  std::optional<int> logprobs;                        // top-n beside the chosen token; 0 = the chosen one only
   std::optional<int> prompt_logprobs;
   std::optional<int> thinking_token_budget;  // see Request::end_thinking_token_ids
 };
@@ -73,14 +73,14 @@ struct KvStats {
 struct RequestOutput {
   std::string request_id;
   std::vector<int32_t> new_token_ids;
-  std::vector<TokenLogprobs> logprobs;         // one per new token where asked for
+  std::vector<TokenLogprobs> logprobs;                        // one per new token where asked for
   std::vector<std::optional<TokenLogprobs>> prompt_logprobs;  // once, on the first piece; the first token has none
   FinishReason finish_reason = FinishReason::kNone;
-  std::optional<int32_t> stop_token_id;        // the id that stopped it, when one of stop_token_ids did
-  Status error;                                // with kError
+  std::optional<int32_t> stop_token_id;  // the id that stopped it, when one of stop_token_ids did
+  Status error;                          // with kError
   int num_prompt_tokens = 0;
   int num_output_tokens = 0;
-  int num_cached_tokens = 0;                   // prompt tokens found in the prefix cache
+  int num_cached_tokens = 0;  // prompt tokens found in the prefix cache
   KvStats kv_stats;
   double queue_seconds = 0, prefill_seconds = 0, decode_seconds = 0;  // on the last piece
   bool finished() const { return finish_reason != FinishReason::kNone; }
@@ -90,12 +90,12 @@ struct RequestOutput {
 using OutputSink = std::function<void(RequestOutput&&)>;
 
 struct Request {
-  std::string request_id;               // unique among live requests; empty = the engine makes one
+  std::string request_id;  // unique among live requests; empty = the engine makes one
   std::vector<int32_t> prompt_token_ids;
   SamplingParams sampling;
-  int priority = 0;                     // lower first, with --scheduling-policy priority
-  std::string cache_salt;               // prefix blocks are shared among equal salts only
-  std::optional<int> kv_budget;         // 0 = keep all
+  int priority = 0;              // lower first, with --scheduling-policy priority
+  std::string cache_salt;        // prefix blocks are shared among equal salts only
+  std::optional<int> kv_budget;  // 0 = keep all
   std::optional<KvPolicy> kv_policy;
   std::optional<bool> protect_prompt;
   // The output's beginning, whatever the model says: it is computed, compressed and reported like sampled tokens
@@ -103,7 +103,7 @@ struct Request {
   std::vector<int32_t> forced_output_token_ids;
   // With thinking_token_budget: when thinking has not ended after so many tokens, these ids are forced.
   std::vector<int32_t> end_thinking_token_ids;
-  bool starts_thinking = false;         // the prompt already opened the thought
+  bool starts_thinking = false;  // the prompt already opened the thought
   std::vector<int32_t> begin_thinking_token_ids;
   std::shared_ptr<TokenConstraint> constraint;
   OutputSink sink;

@@ -53,8 +53,8 @@ inline Status invalid_argument(std::string message) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}              // NOLINT(google-explicit-constructor)
-  Result(Status status) : state_(std::move(status)) {}       // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : state_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return std::holds_alternative<T>(state_); }
   // REQUIRES: ok()
@@ -75,19 +75,19 @@ class [[nodiscard]] Result {
 }  // namespace zipage
 
 // Returns from the enclosing function when `expr` (a Status) is an error.
-#define ZIPAGE_RETURN_IF_ERROR(expr)                           \
-  do {                                                         \
-    if (::zipage::Status status_ = (expr); !status_.ok()) {    \
-      return status_;                                          \
-    }                                                          \
+#define ZIPAGE_RETURN_IF_ERROR(expr)                        \
+  do {                                                      \
+    if (::zipage::Status status_ = (expr); !status_.ok()) { \
+      return status_;                                       \
+    }                                                       \
   } while (false)
 
 #define ZIPAGE_CONCAT_INNER_(a, b) a##b
 #define ZIPAGE_CONCAT_(a, b) ZIPAGE_CONCAT_INNER_(a, b)
 // ZIPAGE_ASSIGN_OR_RETURN(auto x, f()): assigns the value or returns the status of f().
-#define ZIPAGE_ASSIGN_OR_RETURN(lhs, expr)                                       \
-  auto ZIPAGE_CONCAT_(result_, __LINE__) = (expr);                               \
-  if (!ZIPAGE_CONCAT_(result_, __LINE__).ok()) {                                 \
-    return ZIPAGE_CONCAT_(result_, __LINE__).status();                           \
-  }                                                                              \
+#define ZIPAGE_ASSIGN_OR_RETURN(lhs, expr)             \
+  auto ZIPAGE_CONCAT_(result_, __LINE__) = (expr);     \
+  if (!ZIPAGE_CONCAT_(result_, __LINE__).ok()) {       \
+    return ZIPAGE_CONCAT_(result_, __LINE__).status(); \
+  }                                                    \
   lhs = std::move(ZIPAGE_CONCAT_(result_, __LINE__)).value()

@@ -12,11 +12,11 @@ namespace zipage {
 }  // namespace zipage
 
 // ZIPAGE_CHECK(a == b, "sentence with {} values", a, b): always on.
-#define ZIPAGE_CHECK(condition, ...)                                                          \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]] {                                                          \
-      ::zipage::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__));     \
-    }                                                                                         \
+#define ZIPAGE_CHECK(condition, ...)                                                      \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]] {                                                      \
+      ::zipage::check_failed(__FILE__, __LINE__, #condition, ::fmt::format(__VA_ARGS__)); \
+    }                                                                                     \
   } while (false)
 
 // The same, in builds with ZIPAGE_DEBUG_CHECKS only: for checks that cost more than a comparison.

@@ -17,9 +17,13 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void set_log_level(LogLevel level) { logger().set_level(static_cast<spdlog::level::level_enum>(level)); }
+void set_log_level(LogLevel level) {
+  logger().set_level(static_cast<spdlog::level::level_enum>(level));
+}
 
-bool log_enabled(LogLevel level) { return logger().should_log(static_cast<spdlog::level::level_enum>(level)); }
+bool log_enabled(LogLevel level) {
+  return logger().should_log(static_cast<spdlog::level::level_enum>(level));
+}
 
 void log_line(LogLevel level, std::string_view line) {
   logger().log(static_cast<spdlog::level::level_enum>(level), "{}", line);

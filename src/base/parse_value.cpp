@@ -29,7 +29,9 @@ __int128 multiplier(std::string_view suffix) {
   return result;
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
 
 }  // namespace
 

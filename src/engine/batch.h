@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/sequence.h"
 #include "engine/scheduler.h"
+#include "engine/sequence.h"
 #include "engine/staging.h"
 #include "ops/ops.h"
 

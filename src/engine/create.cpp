@@ -64,8 +64,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& requested) {
                    .num_parameters = runner->weights().num_parameters,
                    .weight_bytes = runner->weights().bytes,
                    .eos_token_ids = eos_token_ids(config, model, *files)};
-    return std::unique_ptr<Engine>(
-        std::make_unique<EngineImpl>(std::move(config), std::move(info), std::move(runner)));
+    return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(std::move(config), std::move(info), std::move(runner)));
   } catch (const DeviceError& error) {
     return Status(StatusCode::kInternal, error.what());
   }

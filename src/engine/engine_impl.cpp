@@ -25,7 +25,9 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
           .compression_in_lane = in_lane};
 }
 
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
 }  // namespace
 
@@ -50,7 +52,8 @@ EngineImpl::EngineImpl(EngineConfig config, ModelInfo model, std::unique_ptr<Mod
 
 EngineImpl::~EngineImpl() = default;
 
-// ---- the engine's thread --------------------------------------------------------------------------------------------------
+// ---- the engine's thread
+// --------------------------------------------------------------------------------------------------
 
 bool EngineImpl::step() {
   const Clock::time_point begin = Clock::now();
@@ -198,7 +201,8 @@ bool EngineImpl::has_work() const {
   return !inbox_.empty();
 }
 
-// ---- any thread -------------------------------------------------------------------------------------------------------------
+// ---- any thread
+// -------------------------------------------------------------------------------------------------------------
 
 void EngineImpl::abort(const std::string& request_id) {
   {
@@ -256,7 +260,8 @@ void EngineImpl::update_stats(double seconds, int num_tokens) {
   stats_ = totals_;
 }
 
-// ---- invariants ---------------------------------------------------------------------------------------------------------------
+// ---- invariants
+// ---------------------------------------------------------------------------------------------------------------
 
 Sequence& EngineImpl::sequence(SequenceId id) {
   const auto found = sequences_.find(id);
@@ -278,7 +283,8 @@ void EngineImpl::check() const {
                  "sequence {}: {} scored, {} resident, {} computed of {} tokens", id.value(), s.num_scored,
                  s.num_resident, s.num_computed, s.length());
     ZIPAGE_CHECK(s.num_scored > 0 || s.num_resident == s.num_computed || s.state == SequenceState::kSwapped,
-                 "sequence {} was never compressed but holds {} of {} tokens", id.value(), s.num_resident, s.num_computed);
+                 "sequence {} was never compressed but holds {} of {} tokens", id.value(), s.num_resident,
+                 s.num_computed);
     if (s.holds_kv()) {
       ZIPAGE_CHECK(s.num_resident <= static_cast<int>(s.blocks.size()) * config_.block_size,
                    "sequence {}: {} tokens in {} blocks", id.value(), s.num_resident, s.blocks.size());

@@ -108,8 +108,8 @@ class EngineImpl final : public Engine {
   std::unordered_map<std::string, Sequence*> by_request_id_;
   std::set<Sequence*, ByRank> running_, waiting_;
   std::map<SequenceId, LaneJob> lane_jobs_;
-  std::unique_ptr<CompressionLane> lane_;  // null: inline
-  std::map<SequenceId, RequestOutput> outputs_;  // of this step, in order of arrival
+  std::unique_ptr<CompressionLane> lane_;            // null: inline
+  std::map<SequenceId, RequestOutput> outputs_;      // of this step, in order of arrival
   std::vector<std::unique_ptr<Sequence>> finished_;  // of this step: their sinks are still to be called
   SamplingBatch sampling_;
 

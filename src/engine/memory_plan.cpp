@@ -91,18 +91,17 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
                       .max_budget = max_blocks_per_seq * block};
 
   const size_t activation = static_cast<size_t>(traits(backend.info().activation).block_bytes);
-  const auto workspace = static_cast<int64_t>(
-      Decoder::workspace_bytes(model, activation, plan.max_tokens_per_step, plan.max_logit_rows));
+  const auto workspace =
+      static_cast<int64_t>(Decoder::workspace_bytes(model, activation, plan.max_tokens_per_step, plan.max_logit_rows));
   const auto compression = static_cast<int64_t>(CompressionWorkspace::bytes(backend, plan.compression));
-  const int64_t ring_bytes = int64_t{model.num_layers} * params.window * model.num_heads * model.head_dim *
-                             static_cast<int64_t>(activation);
+  const int64_t ring_bytes =
+      int64_t{model.num_layers} * params.window * model.num_heads * model.head_dim * static_cast<int64_t>(activation);
   plan.num_query_slots = config.query_slots.value_or(config.max_num_seqs);
   const int64_t kv_bytes = static_cast<int64_t>(backend.kv_bytes_per_block(plan.kv)) * model.num_layers;
   const int64_t marks_bytes = int64_t{model.num_layers} * model.num_kv_heads * block * 8;  // scores and positions
   const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots;
-  ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks,
-                          choose_num_blocks(config, backend, kv_bytes + marks_bytes, other,
-                                            int64_t{config.max_num_seqs} * max_blocks_per_seq));
+  ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks, choose_num_blocks(config, backend, kv_bytes + marks_bytes, other,
+                                                                int64_t{config.max_num_seqs} * max_blocks_per_seq));
   plan.compression.kv = plan.kv;
 
   const auto swap_block = static_cast<int64_t>(backend.swap_bytes_per_block(plan.kv));
@@ -114,7 +113,8 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
   const int64_t blocks = plan.kv.num_blocks;
   plan.rows = {
       {"weights", weight_bytes, "", false},
-      {"KV blocks", blocks * kv_bytes, fmt::format("{} blocks of {} tokens, {}", blocks, block, human_bytes(kv_bytes)), false},
+      {"KV blocks", blocks * kv_bytes, fmt::format("{} blocks of {} tokens, {}", blocks, block, human_bytes(kv_bytes)),
+       false},
       {"scores and positions", blocks * marks_bytes, "of kept slots", false},
       {"query slots", ring_bytes * plan.num_query_slots,
        fmt::format("{} of {} queries a layer", plan.num_query_slots, params.window), false},

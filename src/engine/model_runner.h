@@ -1,4 +1,5 @@
-// What the engine asks of a model: the seam between deciding and computing. Runner is the real one; tests script another.
+// What the engine asks of a model: the seam between deciding and computing. Runner is the real one; tests script
+// another.
 //
 // Thread-safety: one thread, except compress(), which a CompressionLane's thread calls for jobs of its own.
 // Errors: a device failure throws DeviceError.

@@ -70,8 +70,7 @@ Result<std::unique_ptr<Runner>> Runner::create(const EngineConfig& config, std::
   }
   runner->inputs_ =
       std::make_unique<StagingArena>(device, batch_staging_bytes(plan, config.max_num_seqs), "step inputs");
-  const size_t result_bytes =
-      static_cast<size_t>(plan.max_logit_rows) * (4 + 4 + 4 + 8 * kMaxTopLogprobs) + 4096;
+  const size_t result_bytes = static_cast<size_t>(plan.max_logit_rows) * (4 + 4 + 4 + 8 * kMaxTopLogprobs) + 4096;
   runner->results_ = device.allocate(result_bytes, "sampled tokens");
   runner->results_host_ = device.allocate(result_bytes, "sampled tokens", MemoryKind::kPinnedHost);
   return runner;
@@ -132,7 +131,8 @@ SampledTokens Runner::sample(const StepBatch& batch, const SamplingBatch& sampli
   // Rows after the sampled ones: the tokens whose log-probabilities are asked for are known already.
   std::vector<int32_t> known(static_cast<size_t>(num_rows), -1);
   for (size_t i = 0; i < batch.scored.size(); ++i) {
-    known[static_cast<size_t>(num_sampled) + i] = batch.scored[i].sequence->tokens[static_cast<size_t>(batch.scored[i].index)];
+    known[static_cast<size_t>(num_sampled) + i] =
+        batch.scored[i].sequence->tokens[static_cast<size_t>(batch.scored[i].index)];
   }
   const int32_t* known_device = put(known);
   arena.upload(*queue_);
@@ -217,7 +217,9 @@ void Runner::compress(const CompressionJob& job, bool in_lane) {
 }
 
 void Runner::swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) {
-  backend_->swap(*queue_, {.kv = kv_, .blocks = blocks, .host_blocks = host_blocks, .host = swap_data_->data(), .to_host = to_host});
+  backend_->swap(
+      *queue_,
+      {.kv = kv_, .blocks = blocks, .host_blocks = host_blocks, .host = swap_data_->data(), .to_host = to_host});
 }
 
 int64_t Runner::swap_bytes_per_block() const {

@@ -2,8 +2,8 @@
 // touches no device, no clock, and changes nothing. Engine::step() applies the plan.
 //
 // Rank: the order of service. fcfs: arrival. priority: (priority, arrival). Blocks, tokens and query slots go to higher
-// rank first, and a request is preempted only for one of higher rank, so the highest always gets on, nobody is preempted
-// more often than those before it need blocks, and no set of requests stands still.
+// rank first, and a request is preempted only for one of higher rank, so the highest always gets on, nobody is
+// preempted more often than those before it need blocks, and no set of requests stands still.
 //
 // Thread-safety: const; one thread.
 #pragma once
@@ -24,11 +24,11 @@ struct SchedulerLimits {
   int block_size = 64;
   int max_num_seqs = 256;
   int max_num_batched_tokens = 2048;
-  int max_logit_rows = 256;             // rows whose logits one step can compute
+  int max_logit_rows = 256;  // rows whose logits one step can compute
   bool chunked_prefill = true;
   bool priority = false;
   bool elastic = false;
-  bool compression_in_lane = false;     // beside the batches, at most max_lane_jobs at a time; else between them
+  bool compression_in_lane = false;  // beside the batches, at most max_lane_jobs at a time; else between them
   int max_lane_jobs = 4;
 };
 
@@ -47,9 +47,20 @@ struct SchedulerView {
 enum class PreemptKind : uint8_t { kRecompute, kSwap };
 
 struct StepPlan {
-  struct Preempt { SequenceId id; PreemptKind kind; bool save_ring; };
-  struct SwapIn { SequenceId id; bool takes_query_slot; };
-  struct Admit { SequenceId id; std::vector<BlockId> cached_blocks; uint64_t prefix_chain; };
+  struct Preempt {
+    SequenceId id;
+    PreemptKind kind;
+    bool save_ring;
+  };
+  struct SwapIn {
+    SequenceId id;
+    bool takes_query_slot;
+  };
+  struct Admit {
+    SequenceId id;
+    std::vector<BlockId> cached_blocks;
+    uint64_t prefix_chain;
+  };
   struct Compress {
     SequenceId id;
     int fresh_blocks;  // targets that must be new because leading blocks are shared
@@ -68,9 +79,9 @@ struct StepPlan {
   std::vector<Compress> compress;
   std::vector<SwapIn> swap_in;
   std::vector<Admit> admit;
-  std::vector<Chunk> chunks;           // inline compressions come before their chunk
-  std::vector<SequenceId> exhausted;   // alone in the pool and cannot grow: ends with kLength
-  int num_stalled = 0;                 // wait for a block, a query slot or the lane, keeping what they hold
+  std::vector<Chunk> chunks;          // inline compressions come before their chunk
+  std::vector<SequenceId> exhausted;  // alone in the pool and cannot grow: ends with kLength
+  int num_stalled = 0;                // wait for a block, a query slot or the lane, keeping what they hold
 
   bool empty() const {
     return preempt.empty() && compress.empty() && swap_in.empty() && admit.empty() && chunks.empty() &&

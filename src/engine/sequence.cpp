@@ -9,11 +9,16 @@ namespace zipage {
 
 const char* name(SequenceState state) {
   switch (state) {
-    case SequenceState::kWaiting: return "waiting";
-    case SequenceState::kRunning: return "running";
-    case SequenceState::kCompressing: return "compressing";
-    case SequenceState::kSwapped: return "swapped";
-    case SequenceState::kFinished: return "finished";
+    case SequenceState::kWaiting:
+      return "waiting";
+    case SequenceState::kRunning:
+      return "running";
+    case SequenceState::kCompressing:
+      return "compressing";
+    case SequenceState::kSwapped:
+      return "swapped";
+    case SequenceState::kFinished:
+      return "finished";
   }
   return "?";
 }
@@ -21,11 +26,16 @@ const char* name(SequenceState state) {
 bool may_become(SequenceState from, SequenceState to) {
   using enum SequenceState;
   switch (from) {
-    case kWaiting: return to == kRunning || to == kFinished;
-    case kRunning: return to != kRunning;
-    case kCompressing: return to == kRunning || to == kFinished;
-    case kSwapped: return to == kRunning || to == kFinished;
-    case kFinished: return false;
+    case kWaiting:
+      return to == kRunning || to == kFinished;
+    case kRunning:
+      return to != kRunning;
+    case kCompressing:
+      return to == kRunning || to == kFinished;
+    case kSwapped:
+      return to == kRunning || to == kFinished;
+    case kFinished:
+      return false;
   }
   return false;
 }

@@ -7,7 +7,8 @@
 //   slots     [0 .. num_scored .. num_resident)                            in `blocks`, block_size a block
 //
 // Never compressed: num_resident == num_computed, num_scored == 0. After a compression: num_resident = num_scored =
-// budget. `blocks` are owned by the sequence (one share each); whoever moves it to kFinished or preempts it releases them.
+// budget. `blocks` are owned by the sequence (one share each); whoever moves it to kFinished or preempts it releases
+// them.
 //
 // Thread-safety: the engine's thread.
 #pragma once
@@ -50,36 +51,37 @@ struct Sequence {
 
   std::vector<int32_t> tokens;  // prompt, then output
   int num_prompt = 0;
-  int num_forced = 0;      // output tokens given with the request
-  int num_pending = 0;     // tokens being sampled by launched steps
+  int num_forced = 0;   // output tokens given with the request
+  int num_pending = 0;  // tokens being sampled by launched steps
   int num_computed = 0;
   int num_resident = 0;
   int num_scored = 0;
   std::vector<BlockId> blocks;
   std::optional<QuerySlotId> query_slot;
-  std::vector<int> swap_blocks;    // host blocks, as many as resident ones, while kSwapped
+  std::vector<int> swap_blocks;  // host blocks, as many as resident ones, while kSwapped
   int swap_ring = -1;
 
   uint64_t prefix_root = 0, prefix_chain = 0;
-  int num_published = 0;           // leading blocks offered to the prefix cache
+  int num_published = 0;  // leading blocks offered to the prefix cache
   bool use_prefix_cache = true;
 
   // What has been computed of it before, for statistics: recomputation is no prefix hit, prompt tokens count once.
   int max_computed = 0;
-  int num_cached_tokens = -1;      // of the first admission
+  int num_cached_tokens = -1;  // of the first admission
   KvStats stats;
   std::chrono::steady_clock::time_point arrived, first_scheduled, first_token, last_token;
-  std::unique_ptr<TokenHistory> history;     // where penalties need it
+  std::unique_ptr<TokenHistory> history;  // where penalties need it
   std::optional<ThinkingBudget> thinking;
   uint64_t sampling_seed = 0;
   std::vector<std::optional<TokenLogprobs>> prompt_logprobs;  // until the first output is reported
-  int num_reported = 0;            // output tokens that the sink has seen
+  int num_reported = 0;                                       // output tokens that the sink has seen
   bool abort_requested = false;
   bool prompt_compressed = false;  // the compression after the prompt is done
 
   int length() const { return static_cast<int>(tokens.size()) + num_pending; }
   int num_output() const { return static_cast<int>(tokens.size()) - num_prompt; }
-  // Tokens that can be computed next. The last token that max_tokens allows is never computed: nobody asks what follows.
+  // Tokens that can be computed next. The last token that max_tokens allows is never computed: nobody asks what
+  // follows.
   int num_uncomputed() const {
     const bool at_end = length() - num_prompt >= request.sampling.max_tokens;
     return length() - num_computed - (at_end ? 1 : 0);
@@ -88,7 +90,8 @@ struct Sequence {
   void become(SequenceState next);
 };
 
-// ---- when a sequence must be compressed (docs/compression.md) --------------------------------------------------------
+// ---- when a sequence must be compressed (docs/compression.md)
+// --------------------------------------------------------
 
 // Blocks of a compressed sequence: (budget + slack) / b. REQUIRES: compression enabled.
 int max_compressed_blocks(const CompressionParams& params, int block_size);

@@ -127,8 +127,7 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   ZIPAGE_CHECK(needed <= compression.fresh_blocks, "sequence {} needs {} fresh blocks, planned were {}", s.id.value(),
                needed, compression.fresh_blocks);
   for (int i = 0; i < needed; ++i) fresh.push_back(pool_.allocate());
-  CompressionPlan plan =
-      plan_compression(s.blocks, shared, fresh, s.num_resident, s.compression, config_.block_size);
+  CompressionPlan plan = plan_compression(s.blocks, shared, fresh, s.num_resident, s.compression, config_.block_size);
   if (!lane_) {
     const auto begin = std::chrono::steady_clock::now();
     runner_->compress(runner_->compression_job(s, plan), /*in_lane=*/false);

@@ -131,8 +131,8 @@ void EngineImpl::publish_blocks(Sequence& s) {
   const size_t block = static_cast<size_t>(config_.block_size);
   while ((s.num_published + 1) * config_.block_size <= s.num_resident) {
     const size_t index = static_cast<size_t>(s.num_published);
-    s.prefix_chain = prefix_cache_.publish(s.prefix_chain, std::span<const int32_t>(s.tokens).subspan(index * block, block),
-                                           s.blocks[index]);
+    s.prefix_chain = prefix_cache_.publish(
+        s.prefix_chain, std::span<const int32_t>(s.tokens).subspan(index * block, block), s.blocks[index]);
     ++s.num_published;
   }
 }
@@ -154,7 +154,8 @@ void EngineImpl::finish(Sequence& s, FinishReason reason, Status error) {
   output.kv_stats.resident_tokens = s.num_resident;
   output.kv_stats.evicted_tokens = s.num_computed - s.num_resident;
   const auto now = std::chrono::steady_clock::now();
-  output.queue_seconds = seconds_between(s.arrived, s.first_scheduled.time_since_epoch().count() ? s.first_scheduled : now);
+  output.queue_seconds =
+      seconds_between(s.arrived, s.first_scheduled.time_since_epoch().count() ? s.first_scheduled : now);
   output.prefill_seconds = seconds_between(s.first_scheduled, s.first_token);
   output.decode_seconds = seconds_between(s.first_token, s.last_token);
 

@@ -9,7 +9,9 @@
 namespace zipage {
 namespace {
 
-Status bad(std::string param, std::string message) { return invalid_argument(std::move(message)).with_param(std::move(param)); }
+Status bad(std::string param, std::string message) {
+  return invalid_argument(std::move(message)).with_param(std::move(param));
+}
 
 // NaN fails every comparison, so each rule is written as what must hold.
 Status check_sampling(const SamplingParams& params, int vocab, int max_logprobs) {
@@ -34,14 +36,18 @@ Status check_sampling(const SamplingParams& params, int vocab, int max_logprobs)
     return bad("frequency_penalty",
                fmt::format("frequency_penalty must be in [-2, 2], not {}", params.frequency_penalty));
   }
-  if (params.max_tokens < 0) return bad("max_tokens", fmt::format("max_tokens must be at least 1, not {}", params.max_tokens));
-  if (params.min_tokens < 0) return bad("min_tokens", fmt::format("min_tokens must be 0 or more, not {}", params.min_tokens));
+  if (params.max_tokens < 0)
+    return bad("max_tokens", fmt::format("max_tokens must be at least 1, not {}", params.max_tokens));
+  if (params.min_tokens < 0)
+    return bad("min_tokens", fmt::format("min_tokens must be 0 or more, not {}", params.min_tokens));
   for (const auto& [token, bias] : params.logit_bias) {
-    if (!token_ok(token)) return bad("logit_bias", fmt::format("logit_bias: token id {} is not in [0, {})", token, vocab));
+    if (!token_ok(token))
+      return bad("logit_bias", fmt::format("logit_bias: token id {} is not in [0, {})", token, vocab));
     if (std::isnan(bias)) return bad("logit_bias", fmt::format("logit_bias of token {} is not a number", token));
   }
   for (int32_t token : params.stop_token_ids) {
-    if (!token_ok(token)) return bad("stop_token_ids", fmt::format("stop_token_ids: {} is not in [0, {})", token, vocab));
+    if (!token_ok(token))
+      return bad("stop_token_ids", fmt::format("stop_token_ids: {} is not in [0, {})", token, vocab));
   }
   for (int32_t token : params.allowed_token_ids) {
     if (!token_ok(token)) {
@@ -60,7 +66,8 @@ Status check_sampling(const SamplingParams& params, int vocab, int max_logprobs)
   ZIPAGE_RETURN_IF_ERROR(check_count("logprobs", params.logprobs));
   ZIPAGE_RETURN_IF_ERROR(check_count("prompt_logprobs", params.prompt_logprobs));
   if (params.thinking_token_budget && *params.thinking_token_budget < 0) {
-    return bad("thinking_token_budget", fmt::format("thinking_token_budget must be 0 or more, not {}", *params.thinking_token_budget));
+    return bad("thinking_token_budget",
+               fmt::format("thinking_token_budget must be 0 or more, not {}", *params.thinking_token_budget));
   }
   return {};
 }
@@ -85,7 +92,8 @@ Status EngineImpl::validate(Request& request, CompressionParams* params) const {
   }
   for (int32_t token : request.forced_output_token_ids) {
     if (token < 0 || token >= vocab) {
-      return bad("forced_output_token_ids", fmt::format("token id {} is not in the model's vocabulary [0, {})", token, vocab));
+      return bad("forced_output_token_ids",
+                 fmt::format("token id {} is not in the model's vocabulary [0, {})", token, vocab));
     }
   }
   SamplingParams& sampling = request.sampling;
@@ -94,16 +102,19 @@ Status EngineImpl::validate(Request& request, CompressionParams* params) const {
   const int max_len = model_.max_model_len;
   if (num_prompt >= max_len) {
     return bad("prompt", fmt::format("the prompt has {} tokens; the model's maximum context length is {} tokens, "
-                                     "at least one of them for the output", num_prompt, max_len));
+                                     "at least one of them for the output",
+                                     num_prompt, max_len));
   }
   if (sampling.max_tokens == 0) sampling.max_tokens = static_cast<int>(max_len - num_prompt);
   if (num_prompt + sampling.max_tokens > max_len) {
-    return bad("max_tokens", fmt::format("the model's maximum context length is {} tokens; {} prompt tokens and max_tokens "
-                                         "{} ask for {}", max_len, num_prompt, sampling.max_tokens,
-                                         num_prompt + sampling.max_tokens));
+    return bad("max_tokens",
+               fmt::format("the model's maximum context length is {} tokens; {} prompt tokens and max_tokens "
+                           "{} ask for {}",
+                           max_len, num_prompt, sampling.max_tokens, num_prompt + sampling.max_tokens));
   }
   if (sampling.min_tokens > sampling.max_tokens) {
-    return bad("min_tokens", fmt::format("min_tokens {} is more than max_tokens {}", sampling.min_tokens, sampling.max_tokens));
+    return bad("min_tokens",
+               fmt::format("min_tokens {} is more than max_tokens {}", sampling.min_tokens, sampling.max_tokens));
   }
   if (static_cast<int64_t>(request.forced_output_token_ids.size()) > sampling.max_tokens) {
     return bad("forced_output_token_ids", fmt::format("{} forced tokens are more than max_tokens {}",
@@ -124,12 +135,14 @@ Status EngineImpl::validate(Request& request, CompressionParams* params) const {
     }
   }
   // Without compression a request may stop short of max_tokens when the pool is full; its prompt must fit.
-  const int needed = peak_blocks(static_cast<int>(num_prompt), params->enabled() ? sampling.max_tokens : 1, *params, block);
+  const int needed =
+      peak_blocks(static_cast<int>(num_prompt), params->enabled() ? sampling.max_tokens : 1, *params, block);
   const int blocks = runner_->plan().kv.num_blocks;
   if (needed > blocks) {
-    return bad("prompt", fmt::format("the request needs {} KV blocks of {} tokens at its peak ({} prompt tokens, budget {} + "
-                                     "slack {}), the pool has {}", needed, block, num_prompt, params->budget,
-                                     params->enabled() ? params->slack : 0, blocks));
+    return bad("prompt",
+               fmt::format("the request needs {} KV blocks of {} tokens at its peak ({} prompt tokens, budget {} + "
+                           "slack {}), the pool has {}",
+                           needed, block, num_prompt, params->budget, params->enabled() ? params->slack : 0, blocks));
   }
   return {};
 }
@@ -165,8 +178,9 @@ Result<std::string> EngineImpl::submit(Request request) {
     const std::lock_guard lock(mutex_);
     if (config_.max_queued_requests > 0 &&
         stats_.num_waiting + static_cast<int>(inbox_.size()) >= config_.max_queued_requests) {
-      return Status(StatusCode::kResourceExhausted,
-                    fmt::format("{} requests are waiting already (--max-queued-requests)", config_.max_queued_requests));
+      return Status(
+          StatusCode::kResourceExhausted,
+          fmt::format("{} requests are waiting already (--max-queued-requests)", config_.max_queued_requests));
     }
     s.id = SequenceId(next_id_++);
     if (s.request.request_id.empty()) s.request.request_id = fmt::format("req-{}", s.id.value());

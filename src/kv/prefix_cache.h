@@ -32,7 +32,7 @@ class PrefixCache {
 
   struct Match {
     std::vector<BlockId> blocks;
-    Chain chain = 0;        // of the last block, or the root
+    Chain chain = 0;  // of the last block, or the root
   };
   // The longest run of cached blocks that begins with `tokens`. Does not take ownership.
   Match match(Chain root, std::span<const int32_t> tokens) const;

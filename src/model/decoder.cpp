@@ -7,13 +7,17 @@
 namespace zipage {
 namespace {
 
-size_t activation_size(DType dtype) { return static_cast<size_t>(traits(dtype).block_bytes); }
+size_t activation_size(DType dtype) {
+  return static_cast<size_t>(traits(dtype).block_bytes);
+}
 
 int64_t qkv_width(const ModelConfig& config) {
   return int64_t{config.num_heads + 2 * config.num_kv_heads} * config.head_dim;
 }
 
-int64_t attention_width(const ModelConfig& config) { return int64_t{config.num_heads} * config.head_dim; }
+int64_t attention_width(const ModelConfig& config) {
+  return int64_t{config.num_heads} * config.head_dim;
+}
 
 }  // namespace
 
@@ -38,8 +42,8 @@ Decoder::Decoder(Backend& backend, const ModelConfig& config, const Weights& wei
   ffn_ = reserve(max_tokens, config.intermediate_size, "activations: ffn");
   gathered_ = reserve(max_logit_rows, config.hidden_size, "activations: sampled rows");
   gathered_residual_ = reserve(max_logit_rows, config.hidden_size, "activations: sampled rows' residual");
-  logits_ = backend_.allocate(static_cast<size_t>(max_logit_rows) * static_cast<size_t>(config.vocab_size) * sizeof(float),
-                              "logits");
+  logits_ = backend_.allocate(
+      static_cast<size_t>(max_logit_rows) * static_cast<size_t>(config.vocab_size) * sizeof(float), "logits");
 
   const std::vector<float> table = cos_sin_table(config, max_model_len);
   const size_t bytes = table.size() * sizeof(float);
@@ -54,7 +58,8 @@ size_t Decoder::workspace_bytes(const ModelConfig& config, size_t activation_byt
                                 int max_logit_rows) {
   const int64_t per_token = 2 * int64_t{config.hidden_size} + qkv_width(config) + attention_width(config) +
                             3 * int64_t{config.intermediate_size};
-  return static_cast<size_t>(per_token * max_tokens + 2 * int64_t{config.hidden_size} * max_logit_rows) * activation_bytes +
+  return static_cast<size_t>(per_token * max_tokens + 2 * int64_t{config.hidden_size} * max_logit_rows) *
+             activation_bytes +
          static_cast<size_t>(config.vocab_size) * static_cast<size_t>(max_logit_rows) * sizeof(float);
 }
 
@@ -80,7 +85,8 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
     if (i == 0) {
       backend_.rms_norm(queue, {.x = residual, .weight = layer.input_norm, .eps = eps, .out = hidden});
     } else {
-      backend_.rms_norm(queue, {.x = hidden, .residual = residual, .weight = layer.input_norm, .eps = eps, .out = hidden});
+      backend_.rms_norm(queue,
+                        {.x = hidden, .residual = residual, .weight = layer.input_norm, .eps = eps, .out = hidden});
     }
     backend_.linear(queue, {.x = hidden, .weight = layer.qkv.get(), .bias = layer.qkv_bias, .out = qkv});
     backend_.qkv_rope_append(queue, {.qkv = qkv,
@@ -115,13 +121,12 @@ Matrix Decoder::logits(Queue& queue, const int32_t* rows, int num_rows) {
   // Only sampled rows go through the last addition, the norm and the head.
   const Matrix branch = activation(*gathered_, num_rows, config_.hidden_size);
   const Matrix sum = activation(*gathered_residual_, num_rows, config_.hidden_size);
-  backend_.gather_rows(queue, {.x = activation(*hidden_, max_tokens_, config_.hidden_size), .rows = rows, .out = branch});
-  backend_.gather_rows(queue, {.x = activation(*residual_, max_tokens_, config_.hidden_size), .rows = rows, .out = sum});
-  backend_.rms_norm(queue, {.x = branch,
-                            .residual = sum,
-                            .weight = weights_.final_norm,
-                            .eps = config_.rms_norm_eps,
-                            .out = branch});
+  backend_.gather_rows(queue,
+                       {.x = activation(*hidden_, max_tokens_, config_.hidden_size), .rows = rows, .out = branch});
+  backend_.gather_rows(queue,
+                       {.x = activation(*residual_, max_tokens_, config_.hidden_size), .rows = rows, .out = sum});
+  backend_.rms_norm(
+      queue, {.x = branch, .residual = sum, .weight = weights_.final_norm, .eps = config_.rms_norm_eps, .out = branch});
   const Matrix out{.data = logits_->data(),
                    .dtype = DType::kF32,
                    .rows = num_rows,

@@ -22,8 +22,8 @@ class Decoder {
   // Computes all tokens of the batch, stores their K and V, leaves their final hidden states inside.
   void forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring);
 
-  // Logits of the tokens `rows` (device, indices into the last batch) -> fp32 [num_rows, vocab], valid until the next call.
-  // REQUIRES: num_rows <= max_logit_rows
+  // Logits of the tokens `rows` (device, indices into the last batch) -> fp32 [num_rows, vocab], valid until the next
+  // call. REQUIRES: num_rows <= max_logit_rows
   Matrix logits(Queue& queue, const int32_t* rows, int num_rows);
 
   const float* cos_sin() const { return cos_sin_->as<float>(); }
@@ -39,9 +39,8 @@ class Decoder {
   DType activation_;
   float attention_scale_;
   int max_tokens_, max_logit_rows_;
-  std::unique_ptr<Buffer> cos_sin_;                                                          // [max_model_len, rotary_dim]
-  std::unique_ptr<Buffer> hidden_, residual_, qkv_, attention_, gate_up_, ffn_, gathered_, gathered_residual_,
-      logits_;
+  std::unique_ptr<Buffer> cos_sin_;  // [max_model_len, rotary_dim]
+  std::unique_ptr<Buffer> hidden_, residual_, qkv_, attention_, gate_up_, ffn_, gathered_, gathered_residual_, logits_;
 };
 
 }  // namespace zipage

@@ -55,8 +55,8 @@ struct ModelConfig {
 Result<ModelConfig> parse_model_config(std::string_view json, std::string_view origin);
 
 // Rotation frequencies, equal to Hugging Face's definitions. `max_model_len` decides what Hugging Face decides anew at
-// every length, so that cached keys stay valid: longrope takes its long factors, and dynamic its larger base, as soon as
-// a sequence might exceed the original length.
+// every length, so that cached keys stay valid: longrope takes its long factors, and dynamic its larger base, as soon
+// as a sequence might exceed the original length.
 struct RopeFrequencies {
   std::vector<double> inv_freq;  // [rotary_dim / 2] radians per position
   double attention_scale = 1.0;  // cosines and sines are multiplied by it

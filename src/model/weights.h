@@ -14,15 +14,15 @@
 namespace zipage {
 
 struct LayerWeights {
-  std::unique_ptr<Linear> qkv;      // [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: q, k, v stacked
-  std::unique_ptr<Linear> output;   // [hidden, num_heads * head_dim]
-  std::unique_ptr<Linear> gate_up;  // [2 * intermediate, hidden]: gate, up stacked
-  std::unique_ptr<Linear> down;     // [hidden, intermediate]
+  std::unique_ptr<Linear> qkv;                 // [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: q, k, v stacked
+  std::unique_ptr<Linear> output;              // [hidden, num_heads * head_dim]
+  std::unique_ptr<Linear> gate_up;             // [2 * intermediate, hidden]: gate, up stacked
+  std::unique_ptr<Linear> down;                // [hidden, intermediate]
   const float* input_norm = nullptr;           // [hidden]
   const float* post_attention_norm = nullptr;  // [hidden]
   const float* q_norm = nullptr;               // [head_dim] or null
   const float* k_norm = nullptr;
-  const float* qkv_bias = nullptr;     // [out_features] of each, or null
+  const float* qkv_bias = nullptr;  // [out_features] of each, or null
   const float* output_bias = nullptr;
   const float* gate_up_bias = nullptr;
   const float* down_bias = nullptr;

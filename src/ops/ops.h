@@ -1,7 +1,7 @@
 // The seam to the hardware: one POD params struct per op, one Backend per kind of device.
 //
-// Launchers (the Backend's methods) check shapes, types and aliasing; kernels trust them. Every pointer is device memory
-// of the backend (host memory on the CPU) unless a comment says host. "act" is the backend's activation type
+// Launchers (the Backend's methods) check shapes, types and aliasing; kernels trust them. Every pointer is device
+// memory of the backend (host memory on the CPU) unless a comment says host. "act" is the backend's activation type
 // (Backend::info().activation): fp32 on the CPU, bf16 on CUDA. Accumulation is fp32 everywhere.
 //
 // Thread-safety: a Queue is used by one thread at a time; different queues of one backend may be used by different
@@ -36,13 +36,14 @@ struct Matrix {
   int64_t stride = 0;  // elements
 };
 
-// ---- KV pool -----------------------------------------------------------------------------------------------------------
+// ---- KV pool
+// -----------------------------------------------------------------------------------------------------------
 
 // Geometry of the pool; the arrangement of K and V inside a block belongs to the backend.
 struct KvGeometry {
   int num_layers = 0;
   int num_blocks = 0;
-  int block_size = 0;    // slots a block (b)
+  int block_size = 0;  // slots a block (b)
   int num_kv_heads = 0;
   int head_dim = 0;
   DType dtype = DType::kBF16;  // kBF16 or kF8E4M3
@@ -52,9 +53,9 @@ struct KvGeometry {
 // scores and positions belong to slots that an earlier compression kept; null when the engine never compresses.
 struct KvPool {
   KvGeometry geometry;
-  std::byte* data = nullptr;     // [num_layers][num_blocks][kv_bytes_per_block]
-  float* scores = nullptr;       // [num_layers][num_blocks][num_kv_heads][block_size]
-  int32_t* positions = nullptr;  // [num_layers][num_blocks][num_kv_heads][block_size]
+  std::byte* data = nullptr;       // [num_layers][num_blocks][kv_bytes_per_block]
+  float* scores = nullptr;         // [num_layers][num_blocks][num_kv_heads][block_size]
+  int32_t* positions = nullptr;    // [num_layers][num_blocks][num_kv_heads][block_size]
   const float* k_scale = nullptr;  // [num_layers][num_kv_heads], fp8 only
   const float* v_scale = nullptr;
 };
@@ -66,7 +67,8 @@ struct QueryRing {
   int window = 0;
 };
 
-// ---- a step's batch ------------------------------------------------------------------------------------------------------
+// ---- a step's batch
+// ------------------------------------------------------------------------------------------------------
 
 // Tokens of all scheduled sequences, flattened. The first num_decodes sequences have one token each, so tokens
 // [0, num_decodes) are theirs; the others (prefill chunks, or more than one token) follow.
@@ -74,19 +76,21 @@ struct BatchView {
   int num_tokens = 0;
   int num_seqs = 0;
   int num_decodes = 0;
-  int max_query_len = 0;            // host, over the sequences that are not decodes
-  int max_seq_len = 0;              // host, over all
-  int max_blocks_per_seq = 0;       // row stride of block_table
-  const int32_t* token_ids = nullptr;        // [num_tokens]
-  const int32_t* positions = nullptr;        // [num_tokens] logical
-  const int32_t* slot_mapping = nullptr;     // [num_tokens] block * block_size + slot; -1 = not stored (padding)
-  const int32_t* query_ring_rows = nullptr;  // [num_tokens] query_slot * window + position mod window; -1 = not recorded
+  int max_query_len = 0;                  // host, over the sequences that are not decodes
+  int max_seq_len = 0;                    // host, over all
+  int max_blocks_per_seq = 0;             // row stride of block_table
+  const int32_t* token_ids = nullptr;     // [num_tokens]
+  const int32_t* positions = nullptr;     // [num_tokens] logical
+  const int32_t* slot_mapping = nullptr;  // [num_tokens] block * block_size + slot; -1 = not stored (padding)
+  const int32_t* query_ring_rows =
+      nullptr;  // [num_tokens] query_slot * window + position mod window; -1 = not recorded
   const int32_t* query_start_loc = nullptr;  // [num_seqs + 1] token index where each sequence's tokens begin
   const int32_t* seq_lens = nullptr;         // [num_seqs] resident tokens including this step's; 0 = padding row
   const int32_t* block_table = nullptr;      // [num_seqs, max_blocks_per_seq]
 };
 
-// ---- params of the model's ops ---------------------------------------------------------------------------------------------
+// ---- params of the model's ops
+// ---------------------------------------------------------------------------------------------
 
 // Weights of one linear layer in the backend's own packed form. Also serves as embedding table when tied.
 class Linear {
@@ -105,30 +109,30 @@ struct EmbeddingParams {
 
 // out = x / rms(x + residual) * weight; with a residual, residual += x first (and keeps the sum).
 struct RmsNormParams {
-  Matrix x;                        // act [rows, hidden]
-  Matrix residual;                 // act [rows, hidden] or data == null
-  const float* weight = nullptr;   // [hidden]
+  Matrix x;                       // act [rows, hidden]
+  Matrix residual;                // act [rows, hidden] or data == null
+  const float* weight = nullptr;  // [hidden]
   float eps = 1e-6F;
-  Matrix out;                      // act [rows, hidden]; may alias x
+  Matrix out;  // act [rows, hidden]; may alias x
 };
 
 struct LinearParams {
-  Matrix x;                      // act [rows, in_features]
+  Matrix x;  // act [rows, in_features]
   const Linear* weight = nullptr;
-  const float* bias = nullptr;   // [out_features] or null
-  Matrix out;                    // act, or fp32 for logits [rows, out_features]
+  const float* bias = nullptr;  // [out_features] or null
+  Matrix out;                   // act, or fp32 for logits [rows, out_features]
 };
 
 // Per token: split qkv, normalise q and k per head (if weights given), rotate both, store K and V into the pool at
 // slot_mapping, record q in the ring. One pass.
 struct QkvRopeAppendParams {
-  Matrix qkv;                          // act [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; q part rewritten in place
+  Matrix qkv;  // act [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]; q part rewritten in place
   int num_heads = 0;
-  const float* q_norm = nullptr;       // [head_dim] or null
-  const float* k_norm = nullptr;       // [head_dim] or null
+  const float* q_norm = nullptr;  // [head_dim] or null
+  const float* k_norm = nullptr;  // [head_dim] or null
   float norm_eps = 1e-6F;
-  const float* cos_sin = nullptr;      // [max_position, rotary_dim]: rotary_dim/2 cosines, then as many sines
-  int rotary_dim = 0;                  // rotated leading elements of a head (NeoX halves); the rest pass through
+  const float* cos_sin = nullptr;  // [max_position, rotary_dim]: rotary_dim/2 cosines, then as many sines
+  int rotary_dim = 0;              // rotated leading elements of a head (NeoX halves); the rest pass through
   int layer = 0;
   BatchView batch;
   KvPool kv;
@@ -138,13 +142,13 @@ struct QkvRopeAppendParams {
 // Causal attention over the paged pool: token i of a sequence's chunk sees resident slots
 // [0, seq_len - query_len + i]. Handles decode rows and chunks of one batch.
 struct AttentionParams {
-  Matrix q;            // act [num_tokens, >= num_heads * head_dim] (a view of qkv)
+  Matrix q;  // act [num_tokens, >= num_heads * head_dim] (a view of qkv)
   int num_heads = 0;
-  float scale = 0;     // 1 / sqrt(head_dim) unless the model says otherwise
+  float scale = 0;  // 1 / sqrt(head_dim) unless the model says otherwise
   int layer = 0;
   BatchView batch;
   KvPool kv;
-  Matrix out;          // act [num_tokens, num_heads * head_dim]; padding rows become 0
+  Matrix out;  // act [num_tokens, num_heads * head_dim]; padding rows become 0
 };
 
 struct SiluMulParams {
@@ -158,49 +162,51 @@ struct GatherRowsParams {
   Matrix out;
 };
 
-// ---- sampling ----------------------------------------------------------------------------------------------------------------
+// ---- sampling
+// ----------------------------------------------------------------------------------------------------------------
 
 // One row per sampled sequence. Order: mask and bias, penalties, temperature, top_k, top_p, min_p, then Gumbel-max with
-// noise hashed from (seed, position, token id), so that batch mates change nothing. temperature <= 1e-5 is greedy (ties:
-// lowest id). Non-finite logits are ignored while a finite one exists; otherwise out_token = -1. Values equal to the k-th
-// largest, or to the last that top_p needs, are kept. The noise is defined in ops/sample_noise.h.
+// noise hashed from (seed, position, token id), so that batch mates change nothing. temperature <= 1e-5 is greedy
+// (ties: lowest id). Non-finite logits are ignored while a finite one exists; otherwise out_token = -1. Values equal to
+// the k-th largest, or to the last that top_p needs, are kept. The noise is defined in ops/sample_noise.h.
 struct SampleParams {
-  Matrix logits;                           // fp32 [rows, vocab]; left unchanged
-  int vocab = 0;                           // ids >= vocab (padding of the head) are never sampled
-  const float* temperature = nullptr;      // [rows]
-  const int32_t* top_k = nullptr;          // [rows]; <= 0 = off
-  const float* top_p = nullptr;            // [rows]; 1 = off
-  const float* min_p = nullptr;            // [rows]; 0 = off
-  const uint64_t* seed = nullptr;          // [rows]
-  const int64_t* position = nullptr;       // [rows] index of the token to be sampled in its sequence
+  Matrix logits;                              // fp32 [rows, vocab]; left unchanged
+  int vocab = 0;                              // ids >= vocab (padding of the head) are never sampled
+  const float* temperature = nullptr;         // [rows]
+  const int32_t* top_k = nullptr;             // [rows]; <= 0 = off
+  const float* top_p = nullptr;               // [rows]; 1 = off
+  const float* min_p = nullptr;               // [rows]; 0 = off
+  const uint64_t* seed = nullptr;             // [rows]
+  const int64_t* position = nullptr;          // [rows] index of the token to be sampled in its sequence
   const float* repetition_penalty = nullptr;  // [rows]; 1 = off
   const float* presence_penalty = nullptr;    // [rows]
   const float* frequency_penalty = nullptr;   // [rows]
   // Sparse history for penalties: distinct ids of prompt and output. Empty ranges for rows without penalties.
   const int32_t* history_start = nullptr;  // [rows + 1]
   const int32_t* history_ids = nullptr;
-  const int32_t* history_counts = nullptr; // occurrences in the output; 0 = in the prompt only
-  const int32_t* bias_start = nullptr;     // [rows + 1] or null
+  const int32_t* history_counts = nullptr;  // occurrences in the output; 0 = in the prompt only
+  const int32_t* bias_start = nullptr;      // [rows + 1] or null
   const int32_t* bias_ids = nullptr;
-  const float* bias_values = nullptr;      // -inf forbids
-  const uint32_t* allowed = nullptr;       // bit mask [rows, (vocab + 31) / 32] or null
-  const uint8_t* use_allowed = nullptr;    // [rows]: whether the row has a mask
-  int32_t* out_token = nullptr;            // [rows]
+  const float* bias_values = nullptr;    // -inf forbids
+  const uint32_t* allowed = nullptr;     // bit mask [rows, (vocab + 31) / 32] or null
+  const uint8_t* use_allowed = nullptr;  // [rows]: whether the row has a mask
+  int32_t* out_token = nullptr;          // [rows]
 };
 
 // Log-probabilities of the raw logits.
 struct LogprobsParams {
-  Matrix logits;                     // fp32 [rows, vocab]
+  Matrix logits;  // fp32 [rows, vocab]
   int vocab = 0;
-  const int32_t* chosen = nullptr;   // [rows]; -1 = none
-  int top_n = 0;                     // 0 = only the chosen one's
-  float* out_chosen = nullptr;       // [rows]
-  int32_t* out_rank = nullptr;       // [rows] 1 = the most likely; ties: lowest id first
-  int32_t* out_top_ids = nullptr;    // [rows, top_n] descending; ties: lowest id first
-  float* out_top = nullptr;          // [rows, top_n]
+  const int32_t* chosen = nullptr;  // [rows]; -1 = none
+  int top_n = 0;                    // 0 = only the chosen one's
+  float* out_chosen = nullptr;      // [rows]
+  int32_t* out_rank = nullptr;      // [rows] 1 = the most likely; ties: lowest id first
+  int32_t* out_top_ids = nullptr;   // [rows, top_n] descending; ties: lowest id first
+  float* out_top = nullptr;         // [rows, top_n]
 };
 
-// ---- moving KV ---------------------------------------------------------------------------------------------------------------
+// ---- moving KV
+// ---------------------------------------------------------------------------------------------------------------
 
 // Whole blocks of all layers (K, V, scores, positions) to or from pinned host memory, bit for bit.
 struct SwapParams {
@@ -231,7 +237,8 @@ struct KvGatherParams {
   float* v = nullptr;
 };
 
-// ---- backend -----------------------------------------------------------------------------------------------------------------
+// ---- backend
+// -----------------------------------------------------------------------------------------------------------------
 
 class Queue {  // an in-order stream of work
  public:
@@ -255,7 +262,9 @@ class Buffer {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   template <typename T>
-  T* as() const { return reinterpret_cast<T*>(data_); }
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
 
  protected:
   std::byte* data_ = nullptr;
@@ -265,12 +274,12 @@ class Buffer {
 enum class MemoryKind : uint8_t { kDevice, kPinnedHost };
 
 struct BackendInfo {
-  std::string name;           // "cpu", "cuda"
-  std::string description;    // "2 threads, avx512_bf16", "NVIDIA H200, sm_90"
+  std::string name;         // "cpu", "cuda"
+  std::string description;  // "2 threads, avx512_bf16", "NVIDIA H200, sm_90"
   DType activation = DType::kF32;
-  bool host_accessible = true;   // device pointers may be read and written by the host
-  bool asynchronous = false;     // calls return before their work is done
-  size_t memory_bytes = 0;       // what the device has
+  bool host_accessible = true;  // device pointers may be read and written by the host
+  bool asynchronous = false;    // calls return before their work is done
+  size_t memory_bytes = 0;      // what the device has
   size_t free_memory_bytes = 0;
 };
 
@@ -288,11 +297,13 @@ class Backend {
   virtual BackendInfo info() const = 0;
 
   // Memory is named so that a plan can be printed. Zero-filled.
-  virtual std::unique_ptr<Buffer> allocate(size_t bytes, std::string_view name, MemoryKind kind = MemoryKind::kDevice) = 0;
+  virtual std::unique_ptr<Buffer> allocate(size_t bytes, std::string_view name,
+                                           MemoryKind kind = MemoryKind::kDevice) = 0;
   virtual std::unique_ptr<Queue> make_queue(QueuePriority priority) = 0;
   virtual std::unique_ptr<Event> record(Queue& queue) = 0;
   virtual void wait(Queue& queue, const Event& event) = 0;  // later work of the queue waits for the event
-  // Asynchronous copies; host memory must be pinned (MemoryKind::kPinnedHost) and stay untouched until the work is done.
+  // Asynchronous copies; host memory must be pinned (MemoryKind::kPinnedHost) and stay untouched until the work is
+  // done.
   virtual void upload(Queue& queue, void* device, const void* host, size_t bytes) = 0;
   virtual void download(Queue& queue, void* host, const void* device, size_t bytes) = 0;
 

@@ -14,7 +14,9 @@ TEST(NearestWord, FindsTranspositionsAndLostLetters) {
   EXPECT_EQ(nearest_word("kvslack", kWords), "kv-slack");
 }
 
-TEST(NearestWord, SaysNothingWhenNothingIsNear) { EXPECT_EQ(nearest_word("temperature", kWords), ""); }
+TEST(NearestWord, SaysNothingWhenNothingIsNear) {
+  EXPECT_EQ(nearest_word("temperature", kWords), "");
+}
 
 }  // namespace
 }  // namespace zipage

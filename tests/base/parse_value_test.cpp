@@ -39,7 +39,8 @@ TEST(ParseWholeNumber, RefusesWhatIsNoWholeNumber) {
 TEST(ParseReal, RefusesTrailingTextAndValuesThatAreNotFinite) {
   EXPECT_EQ(parse_real("0.25"), 0.25);
   EXPECT_EQ(parse_real("-1e-3"), -1e-3);
-  for (std::string_view text : {"", "1x", "nan", "inf", "1e999", "0,5"}) EXPECT_EQ(parse_real(text), std::nullopt) << text;
+  for (std::string_view text : {"", "1x", "nan", "inf", "1e999", "0,5"})
+    EXPECT_EQ(parse_real(text), std::nullopt) << text;
 }
 
 TEST(ParseBool, TakesYamlsWordsAndPythons) {

@@ -8,10 +8,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string fault_of(std::string_view yaml) { return parse_settings(yaml, "x.yaml").status().message(); }
+std::string fault_of(std::string_view yaml) {
+  return parse_settings(yaml, "x.yaml").status().message();
+}
 
 TEST(ConfigFile, KeepsOrderLinesAndPlainValues) {
-  const auto settings = parse_settings("kv-budget: 512\n\nenable_prefix_caching: false\nsizes: [1, 2, 4]\nnone: ~\n", "f");
+  const auto settings =
+      parse_settings("kv-budget: 512\n\nenable_prefix_caching: false\nsizes: [1, 2, 4]\nnone: ~\n", "f");
   ASSERT_TRUE(settings.ok()) << settings.status().message();
   ASSERT_EQ(settings->size(), 3U);
   EXPECT_EQ((*settings)[0].key, "kv-budget");

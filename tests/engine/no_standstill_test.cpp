@@ -43,7 +43,8 @@ void run_scenario(uint32_t seed, int steps) {
   for (int step = 0; step < steps || engine->has_work(); ++step) {
     ASSERT_LT(step, steps + 20000) << "seed " << seed << " stands still";
     // A bounded backlog: the run is about order and room, not about length.
-    const auto unfinished = std::ranges::count_if(clients, [](const Client& client) { return client.num_finished == 0; });
+    const auto unfinished =
+        std::ranges::count_if(clients, [](const Client& client) { return client.num_finished == 0; });
     if (step < steps && unfinished < 12 && below(4) == 0) {
       Client& client = clients.emplace_back();
       client.prompt = random_prompt(random, 1 + below(70));

@@ -53,8 +53,8 @@ TEST(BlockPool, C7_AQuarantinedBlockIsNobodysUntilItsCopyIsDone) {
 TEST(BlockPool, C8_CountsAgreeWithAModelAfterEveryCall) {
   constexpr int kBlocks = 13;
   BlockPool pool(kBlocks);
-  std::map<int, int> owners;       // model: live blocks
-  std::map<int, bool> indexed;     // model
+  std::map<int, int> owners;    // model: live blocks
+  std::map<int, bool> indexed;  // model
   pool.on_evict([&](BlockId block) { indexed[block.value()] = false; });
   std::mt19937 random(7);
   const auto pick = [&](const std::map<int, int>& from) {

@@ -55,8 +55,8 @@ void ScriptedRunner::verify(const Sequence& sequence, int num_slots) {
       const Cell& found = cell(block, slot % options_.block_size, head);
       ZIPAGE_CHECK(found.position > previous && found.position < static_cast<int>(texts.size()) &&
                        found.text == texts[static_cast<size_t>(found.position)],
-                   "slot {} of sequence {} (block {}, head {}) holds position {} of another text, after position {}", slot,
-                   sequence.id.value(), block, head, found.position, previous);
+                   "slot {} of sequence {} (block {}, head {}) holds position {} of another text, after position {}",
+                   slot, sequence.id.value(), block, head, found.position, previous);
       previous = found.position;
     }
     // Nothing was evicted of what came after the last compression.
@@ -75,7 +75,8 @@ void ScriptedRunner::forward(const StepBatch& batch) {
       const int position = batch.positions[token];
       const int slot = batch.slot_mapping[token];
       const Cell written{position, texts[static_cast<size_t>(position)]};
-      for (int head = 0; head < kHeads; ++head) cell(slot / options_.block_size, slot % options_.block_size, head) = written;
+      for (int head = 0; head < kHeads; ++head)
+        cell(slot / options_.block_size, slot % options_.block_size, head) = written;
       if (batch.query_ring_rows[token] >= 0) rings_[static_cast<size_t>(batch.query_ring_rows[token])] = written;
     }
   }
@@ -88,15 +89,16 @@ SampledTokens ScriptedRunner::sample(const StepBatch& batch, const SamplingBatch
   SampledTokens sampled;
   for (const ScheduledChunk& chunk : batch.chunks) {
     if (!chunk.samples) continue;
-    sampled.tokens.push_back(options_.next_token
-                                 ? options_.next_token(*chunk.sequence)
-                                 : hashed_next_token(chunk.sequence->tokens, options_.vocab_size));
+    sampled.tokens.push_back(options_.next_token ? options_.next_token(*chunk.sequence)
+                                                 : hashed_next_token(chunk.sequence->tokens, options_.vocab_size));
   }
   if (top_logprobs < 0) return sampled;
-  for (int32_t token : sampled.tokens) sampled.logprobs.push_back({.token = token, .logprob = -0.5F, .rank = 1, .top = {}});
+  for (int32_t token : sampled.tokens)
+    sampled.logprobs.push_back({.token = token, .logprob = -0.5F, .rank = 1, .top = {}});
   for (const auto& scored : batch.scored) {
     const int32_t token = scored.sequence->tokens[static_cast<size_t>(scored.index)];
-    sampled.logprobs.push_back({.token = token, .logprob = -0.01F * static_cast<float>(scored.index), .rank = 1, .top = {}});
+    sampled.logprobs.push_back(
+        {.token = token, .logprob = -0.01F * static_cast<float>(scored.index), .rank = 1, .top = {}});
   }
   return sampled;
 }
@@ -117,7 +119,8 @@ CompressionJob ScriptedRunner::compression_job(const Sequence& sequence, const C
 void ScriptedRunner::compress(const CompressionJob& job, bool) {
   const int b = options_.block_size;
   // C: the window's queries are those of the newest tokens of this very text.
-  const Cell& newest = cell(job.table[static_cast<size_t>((job.num_slots - 1) / b)].value(), (job.num_slots - 1) % b, 0);
+  const Cell& newest =
+      cell(job.table[static_cast<size_t>((job.num_slots - 1) / b)].value(), (job.num_slots - 1) % b, 0);
   for (int row = 0; row < job.params.window; ++row) {
     const int position = job.logical_len - job.params.window + row;
     const Cell& query = rings_[static_cast<size_t>(job.query_slot * options_.window + position % options_.window)];
@@ -128,7 +131,8 @@ void ScriptedRunner::compress(const CompressionJob& job, bool) {
   }
   for (int head = 0; head < kHeads; ++head) {
     std::vector<Cell> source;
-    for (int t = 0; t < job.num_slots; ++t) source.push_back(cell(job.table[static_cast<size_t>(t / b)].value(), t % b, head));
+    for (int t = 0; t < job.num_slots; ++t)
+      source.push_back(cell(job.table[static_cast<size_t>(t / b)].value(), t % b, head));
     // Keep the window and, of the others, those with the smallest hash of (position, head): the same ones whenever the
     // same text is compressed at the same place.
     std::vector<int> order(static_cast<size_t>(job.num_slots - job.params.window));
@@ -140,7 +144,8 @@ void ScriptedRunner::compress(const CompressionJob& job, bool) {
     for (int t = job.num_slots - job.params.window; t < job.num_slots; ++t) order.push_back(t);
     std::ranges::sort(order);
     for (int i = 0; i < job.params.budget; ++i) {
-      cell(job.targets[static_cast<size_t>(i / b)].value(), i % b, head) = source[static_cast<size_t>(order[static_cast<size_t>(i)])];
+      cell(job.targets[static_cast<size_t>(i / b)].value(), i % b, head) =
+          source[static_cast<size_t>(order[static_cast<size_t>(i)])];
     }
   }
 }

@@ -1,10 +1,10 @@
 // A model whose next tokens a test chooses, over a pool whose content it can prove.
 //
-// Instead of K and V every slot remembers which token of which text lies in it: per (layer, KV head) the position, and a
-// hash of all tokens up to it (so a block shared by two requests proves that they agree on everything before). forward()
-// fails the test when a sequence's table leads to anything else than its own text: a block that was given to somebody
-// else too early, a compaction that lost order, a swap that mixed up blocks. Two heads keep different slots, as real
-// ones do.
+// Instead of K and V every slot remembers which token of which text lies in it: per (layer, KV head) the position, and
+// a hash of all tokens up to it (so a block shared by two requests proves that they agree on everything before).
+// forward() fails the test when a sequence's table leads to anything else than its own text: a block that was given to
+// somebody else too early, a compaction that lost order, a swap that mixed up blocks. Two heads keep different slots,
+// as real ones do.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,9 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-std::string fault_of(std::string_view text) { return parse_json_object(text).status().message(); }
+std::string fault_of(std::string_view text) {
+  return parse_json_object(text).status().message();
+}
 
 TEST(ParseJsonObject, case_07_LoneSurrogatesAndBadUtf8AreRefused) {
   EXPECT_THAT(fault_of(R"({"prompt":"\ud800"})"), HasSubstr("not valid JSON: parse error"));
