@@ -266,24 +266,28 @@ class Planner {
     if (sequence.num_uncomputed() == 1) --decodes_left_;
   }
 
-  // A slot for drafts_[i]: a free one, or that of the newest holder of lower rank whose window has not begun.
+  // A slot for drafts_[i]: a free one, else that of the newest holder of lower rank whose window has not begun, else the
+  // newest holder of lower rank gives way with all it has.
   bool obtain_query_slot(size_t i) {
-    if (free_query_slots_ == 0) {
-      for (size_t j = drafts_.size(); j-- > i + 1;) {
-        Draft& holder = drafts_[j];
-        if (holder.gone || holder.busy || !holder.has_query_slot) continue;
-        const int window_begin =
-            first_window_token(*holder.sequence, compression_trigger(*holder.sequence));
-        if (holder.num_resident > window_begin) continue;
-        plan_.drop_query_slot.push_back(holder.sequence->id);
-        holder.has_query_slot = false;
-        ++free_query_slots_;
-        break;
-      }
+    if (free_query_slots_ == 0) take_idle_query_slot(i);
+    for (size_t j = drafts_.size(); free_query_slots_ == 0 && j-- > i + 1;) {
+      if (drafts_[j].has_query_slot && !drafts_[j].gone && !drafts_[j].busy) preempt(j);
     }
     if (free_query_slots_ == 0) return false;
     --free_query_slots_;
     return true;
+  }
+
+  void take_idle_query_slot(size_t i) {
+    for (size_t j = drafts_.size(); j-- > i + 1;) {
+      Draft& holder = drafts_[j];
+      if (holder.gone || holder.busy || !holder.has_query_slot) continue;
+      if (holder.num_resident > first_window_token(*holder.sequence, compression_trigger(*holder.sequence))) continue;
+      plan_.drop_query_slot.push_back(holder.sequence->id);
+      holder.has_query_slot = false;
+      ++free_query_slots_;
+      return;
+    }
   }
 
   // ---- elastic budget ----------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ class Loader {
                     fmt::format("{}: tensor '{}' has shape [{}], the configuration asks for [{}]", files_.directory(),
                                 part.name, fmt::join(tensor->shape, ", "), fmt::join(shape, ", ")));
     }
+    if (!is_weight_dtype(tensor->dtype)) {
+      return Status(StatusCode::kUnimplemented,
+                    fmt::format("{}: tensor '{}' has type {}, which weights cannot have", files_.directory(), part.name,
+                                traits(tensor->dtype).name));
+    }
     return tensor;
   }
 
