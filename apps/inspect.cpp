@@ -30,6 +30,17 @@ int64_t num_parameters(const ModelConfig& m) {
   return m.num_layers * layer + matrices * m.vocab_size * hidden + hidden;
 }
 
+// What the weights take in memory: as many bytes as in their file, but no more than in bfloat16.
+int64_t weight_bytes(const ModelFiles& files, const ModelConfig& model) {
+  if (files.dummy()) return num_parameters(model) * 2;
+  int64_t bytes = 0;
+  for (const std::string& name : files.names()) {
+    const HostTensor* tensor = files.find(name);
+    bytes += std::min(static_cast<int64_t>(tensor->data.size()), tensor->rows() * tensor->cols() * 2);
+  }
+  return bytes;
+}
+
 std::string grouped(int64_t number) {
   std::string digits = fmt::format("{}", number);
   for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
@@ -40,6 +51,7 @@ std::string grouped(int64_t number) {
 
 struct Facts {
   ModelConfig model;
+  int64_t weight_bytes = 0;
   MemoryPlan plan;
   CompressionParams compression;
   int request_len = 0;
@@ -50,15 +62,14 @@ struct Facts {
 
 std::string table(const EngineConfig& config, const Facts& facts) {
   const ModelConfig& m = facts.model;
-  const int64_t parameters = num_parameters(m);
   std::string text;
   const auto row = [&text](std::string_view what, const std::string& value) {
     text += fmt::format("  {:<22}{}\n", what, value);
   };
   text += fmt::format("{}\n", config.model);
   row("architecture", m.architecture);
-  row("parameters", grouped(parameters));
-  row("weights", fmt::format("{} bytes in bfloat16", grouped(parameters * 2)));
+  row("parameters", grouped(num_parameters(m)));
+  row("weights", fmt::format("{} bytes", grouped(facts.weight_bytes)));
   row("layers", fmt::format("{}, hidden {}, FFN {}", m.num_layers, m.hidden_size, m.intermediate_size));
   row("heads", fmt::format("{} query, {} KV, size {}", m.num_heads, m.num_kv_heads, m.head_dim));
   row("vocabulary", fmt::format("{}, {} embeddings", grouped(m.vocab_size), m.tie_word_embeddings ? "tied" : "untied"));
@@ -79,7 +90,6 @@ std::string table(const EngineConfig& config, const Facts& facts) {
 
 nlohmann::json numbers(const EngineConfig& config, const Facts& facts) {
   const ModelConfig& m = facts.model;
-  const int64_t parameters = num_parameters(m);
   nlohmann::json memory = nlohmann::json::array();
   for (const MemoryPlan::Row& row : facts.plan.rows) {
     memory.push_back({{"name", row.name}, {"bytes", row.bytes}, {"note", row.note}, {"host", row.host}});
@@ -87,8 +97,8 @@ nlohmann::json numbers(const EngineConfig& config, const Facts& facts) {
   nlohmann::json result = {
       {"model", config.model},
       {"architecture", m.architecture},
-      {"num_parameters", parameters},
-      {"weight_bytes", parameters * 2},
+      {"num_parameters", num_parameters(m)},
+      {"weight_bytes", facts.weight_bytes},
       {"num_layers", m.num_layers},
       {"hidden_size", m.hidden_size},
       {"intermediate_size", m.intermediate_size},
@@ -143,13 +153,14 @@ class Inspect : public Command {
                             ModelFiles::open(config.model, config.load_format));
     Facts facts;
     ZIPAGE_ASSIGN_OR_RETURN(facts.model, parse_model_config(files->config_json(), config.model));
+    facts.weight_bytes = weight_bytes(*files, facts.model);
     std::unique_ptr<Backend> backend;
     try {
       backend = make_backend(config.device, {.num_threads = 1});
     } catch (const DeviceError& error) {
       return Status(StatusCode::kInternal, error.what());
     }
-    ZIPAGE_ASSIGN_OR_RETURN(facts.plan, plan_memory(config, facts.model, *backend, num_parameters(facts.model) * 2));
+    ZIPAGE_ASSIGN_OR_RETURN(facts.plan, plan_memory(config, facts.model, *backend, facts.weight_bytes));
     facts.compression = resolve(config.compression);
     facts.request_len = std::min(request_len_.value_or(facts.plan.max_model_len), facts.plan.max_model_len);
     const auto blocks_of = [&](const CompressionParams& params) {
