@@ -1,17 +1,19 @@
 #include "engine/scheduler.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
 
 #include "base/check.h"
 
-#include <fmt/format.h>
-
 namespace zipage {
 namespace {
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
 
 // A sequence that holds KV, as it will be after what the plan has decided so far.
 struct Draft {
@@ -126,8 +128,7 @@ class Planner {
     const int own_after = draft.num_blocks - std::max(shared_leading_blocks(sequence, keep_indexed), target_blocks);
     draft.compressed_now = true;
     draft.num_resident = sequence.compression.budget;
-    draft.num_blocks =
-        target_blocks + std::clamp(own_after, 0, sequence.compression.slack / limits_.block_size);
+    draft.num_blocks = target_blocks + std::clamp(own_after, 0, sequence.compression.slack / limits_.block_size);
     draft.has_query_slot = false;
     ++free_query_slots_;
     return true;
@@ -203,7 +204,8 @@ class Planner {
     logit_rows_left_ -= all_rows ? num_tokens : 1;
   }
 
-  // ---- taking from others ----------------------------------------------------------------------------------------------
+  // ---- taking from others
+  // ----------------------------------------------------------------------------------------------
 
   static int exclusive_blocks(const Sequence& sequence, const BlockPool& pool) {
     return static_cast<int>(
@@ -249,16 +251,15 @@ class Planner {
     Draft& draft = drafts_[victim];
     const Sequence& sequence = *draft.sequence;
     const int blocks = ceil_div(sequence.num_resident, limits_.block_size);
-    const bool window_begun = draft.has_query_slot && sequence.num_resident >
-                              first_window_token(sequence, compression_trigger(sequence));
+    const bool window_begun =
+        draft.has_query_slot && sequence.num_resident > first_window_token(sequence, compression_trigger(sequence));
     const bool swap = sequence.stats.compressions > 0 && sequence.num_scored > 0 && free_swap_blocks_ >= blocks &&
                       (!window_begun || free_swap_rings_ > 0);
     if (swap) {
       free_swap_blocks_ -= blocks;
       free_swap_rings_ -= window_begun;
     }
-    plan_.preempt.push_back(
-        {sequence.id, swap ? PreemptKind::kSwap : PreemptKind::kRecompute, swap && window_begun});
+    plan_.preempt.push_back({sequence.id, swap ? PreemptKind::kSwap : PreemptKind::kRecompute, swap && window_begun});
     available_ += exclusive_blocks(sequence, *view_.pool);
     if (draft.has_query_slot) ++free_query_slots_;
     draft.gone = true;
@@ -266,8 +267,8 @@ class Planner {
     if (sequence.num_uncomputed() == 1) --decodes_left_;
   }
 
-  // A slot for drafts_[i]: a free one, else that of the newest holder of lower rank whose window has not begun, else the
-  // newest holder of lower rank gives way with all it has.
+  // A slot for drafts_[i]: a free one, else that of the newest holder of lower rank whose window has not begun, else
+  // the newest holder of lower rank gives way with all it has.
   bool obtain_query_slot(size_t i) {
     if (free_query_slots_ == 0) take_idle_query_slot(i);
     for (size_t j = drafts_.size(); free_query_slots_ == 0 && j-- > i + 1;) {
@@ -290,7 +291,8 @@ class Planner {
     }
   }
 
-  // ---- elastic budget ----------------------------------------------------------------------------------------------------
+  // ---- elastic budget
+  // ----------------------------------------------------------------------------------------------------
 
   // Below the low watermark the longest of those that may be compressed are, until the high one is reached.
   void choose_elastic_compressions() {
@@ -303,8 +305,7 @@ class Planner {
       if (!draft.busy && draft.has_query_slot && draft.num_resident >= trigger(draft)) candidates.push_back(&draft);
     }
     std::ranges::sort(candidates, [](const Draft* a, const Draft* b) {
-      return a->num_resident != b->num_resident ? a->num_resident > b->num_resident
-                                                : a->sequence->id < b->sequence->id;
+      return a->num_resident != b->num_resident ? a->num_resident > b->num_resident : a->sequence->id < b->sequence->id;
     });
     for (const Draft* draft : candidates) {
       if (expected >= high) break;
@@ -313,7 +314,8 @@ class Planner {
     }
   }
 
-  // ---- requests without KV -------------------------------------------------------------------------------------------------
+  // ---- requests without KV
+  // -------------------------------------------------------------------------------------------------
 
   // Blocks that admission leaves alone, so that those that run can grow for a while.
   int reserve() const { return ceil_div(static_cast<int>(drafts_.size()), 4); }
@@ -323,9 +325,8 @@ class Planner {
     if (!sequence.compression.enabled() || sequence.compression.when != KvCompress::kAll || limits_.elastic) {
       return num_blocks;
     }
-    const int peak = std::min(
-        max_compressed_blocks(sequence.compression, limits_.block_size),
-        ceil_div(sequence.num_prompt + sequence.request.sampling.max_tokens, limits_.block_size));
+    const int peak = std::min(max_compressed_blocks(sequence.compression, limits_.block_size),
+                              ceil_div(sequence.num_prompt + sequence.request.sampling.max_tokens, limits_.block_size));
     return std::max(num_blocks, peak);
   }
 
@@ -344,7 +345,7 @@ class Planner {
       if (!first && growth > 0 && committed + growth > view_.pool->size()) return;
       const int headroom = first ? 0 : (sequence->stats.preemptions > 0 ? holders : reserve());
       const bool admitted = sequence->state == SequenceState::kSwapped ? plan_swap_in(*sequence, headroom)
-                                                                      : plan_admission(*sequence, headroom);
+                                                                       : plan_admission(*sequence, headroom);
       if (!admitted) return;
       ++holders;
       committed += std::max(growth, 1);
@@ -373,7 +374,8 @@ class Planner {
         reusable = std::min(reusable, first_window_token(sequence, next_trigger));
       }
       const std::span<const int32_t> tokens(sequence.tokens);
-      auto match = view_.prefix_cache->match(sequence.prefix_root, tokens.first(static_cast<size_t>(std::max(0, reusable))));
+      auto match =
+          view_.prefix_cache->match(sequence.prefix_root, tokens.first(static_cast<size_t>(std::max(0, reusable))));
       // A block that this plan compresses is not the prefix's any more when the admission comes to it.
       const auto doomed = std::ranges::find_if(match.blocks, [&](BlockId block) { return doomed_.contains(block); });
       if (doomed != match.blocks.end()) {
@@ -385,8 +387,8 @@ class Planner {
     }
     const int num_cached = static_cast<int>(admit.cached_blocks.size());
     // Cached blocks that nobody uses are taken out of what is available.
-    const int revived = static_cast<int>(std::ranges::count_if(
-        admit.cached_blocks, [&](BlockId block) { return view_.pool->owners(block) == 0; }));
+    const int revived = static_cast<int>(
+        std::ranges::count_if(admit.cached_blocks, [&](BlockId block) { return view_.pool->owners(block) == 0; }));
     const int num_resident = num_cached * block_size;
     const int computable = sequence.num_computed + sequence.num_uncomputed();
     // Elastic: all of it where there is room, else as far as the first compression.
@@ -462,7 +464,9 @@ bool ranks_before(const Sequence& a, const Sequence& b, bool priority) {
   return a.id < b.id;
 }
 
-StepPlan Scheduler::plan(const SchedulerView& view) const { return Planner(limits_, view).run(); }
+StepPlan Scheduler::plan(const SchedulerView& view) const {
+  return Planner(limits_, view).run();
+}
 
 std::string to_string(const StepPlan& plan) {
   std::string text;

@@ -84,9 +84,8 @@ class Loader {
                                 part.name, fmt::join(tensor->shape, ", "), fmt::join(shape, ", ")));
     }
     if (!is_weight_dtype(tensor->dtype)) {
-      return Status(StatusCode::kUnimplemented,
-                    fmt::format("{}: tensor '{}' has type {}, which weights cannot have", files_.directory(), part.name,
-                                traits(tensor->dtype).name));
+      return Status(StatusCode::kUnimplemented, fmt::format("{}: tensor '{}' has type {}, which weights cannot have",
+                                                            files_.directory(), part.name, traits(tensor->dtype).name));
     }
     return tensor;
   }
@@ -126,12 +125,15 @@ Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights&
       layer.gate_up,
       loader.linear({{mlp + "gate_proj.weight", ffn, hidden}, {mlp + "up_proj.weight", ffn, hidden}}, weights));
   ZIPAGE_ASSIGN_OR_RETURN(layer.down, loader.linear({{mlp + "down_proj.weight", hidden, ffn}}, weights));
-  ZIPAGE_ASSIGN_OR_RETURN(layer.input_norm, loader.vector({{prefix + "input_layernorm.weight", hidden, 0}}, weights, 1));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.input_norm,
+                          loader.vector({{prefix + "input_layernorm.weight", hidden, 0}}, weights, 1));
   ZIPAGE_ASSIGN_OR_RETURN(layer.post_attention_norm,
                           loader.vector({{prefix + "post_attention_layernorm.weight", hidden, 0}}, weights, 1));
   if (config.qk_norm) {
-    ZIPAGE_ASSIGN_OR_RETURN(layer.q_norm, loader.vector({{attention + "q_norm.weight", config.head_dim, 0}}, weights, 1));
-    ZIPAGE_ASSIGN_OR_RETURN(layer.k_norm, loader.vector({{attention + "k_norm.weight", config.head_dim, 0}}, weights, 1));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.q_norm,
+                            loader.vector({{attention + "q_norm.weight", config.head_dim, 0}}, weights, 1));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.k_norm,
+                            loader.vector({{attention + "k_norm.weight", config.head_dim, 0}}, weights, 1));
   }
   if (config.qkv_bias) {
     ZIPAGE_ASSIGN_OR_RETURN(layer.qkv_bias, loader.vector({{attention + "q_proj.bias", q_rows, 0},
@@ -143,8 +145,9 @@ Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights&
     ZIPAGE_ASSIGN_OR_RETURN(layer.output_bias, loader.vector({{attention + "o_proj.bias", hidden, 0}}, weights, 0));
   }
   if (config.mlp_bias) {
-    ZIPAGE_ASSIGN_OR_RETURN(layer.gate_up_bias,
-                            loader.vector({{mlp + "gate_proj.bias", ffn, 0}, {mlp + "up_proj.bias", ffn, 0}}, weights, 0));
+    ZIPAGE_ASSIGN_OR_RETURN(
+        layer.gate_up_bias,
+        loader.vector({{mlp + "gate_proj.bias", ffn, 0}, {mlp + "up_proj.bias", ffn, 0}}, weights, 0));
     ZIPAGE_ASSIGN_OR_RETURN(layer.down_bias, loader.vector({{mlp + "down_proj.bias", hidden, 0}}, weights, 0));
   }
   weights.layers.push_back(std::move(layer));
