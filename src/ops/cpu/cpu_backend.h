@@ -14,6 +14,7 @@
 
 #include "ops/compress_ops.h"
 #include "ops/cpu/isa.h"
+#include "ops/cpu/memory.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/ops.h"
 
@@ -73,6 +74,7 @@ class CpuBackend final : public Backend {
  private:
   const Isa isa_;
   ThreadPool pool_;
+  Arena weights_;
 };
 
 }  // namespace zipage::cpu

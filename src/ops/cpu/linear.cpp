@@ -18,7 +18,7 @@ std::pair<const HostTensor*, int64_t> locate(std::span<const HostTensor> parts, 
 
 }  // namespace
 
-CpuLinear::CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool) {
+CpuLinear::CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool, Arena& arena) {
   ZIPAGE_CHECK(!parts.empty(), "a linear layer needs weights");
   in_features_ = parts[0].cols();
   for (const HostTensor& part : parts) {
@@ -36,12 +36,13 @@ CpuLinear::CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool) {
     quantised_ |= kind != PanelKind::kBf16;
     bytes += panel_bytes(kind, in_features_);
   }
-  memory_ = std::make_unique<CpuBuffer>(static_cast<size_t>(bytes), "weights");
+  bytes_ = static_cast<size_t>(bytes);
+  memory_ = arena.take(bytes_, "weights");
   pool.parallel_for(num_panels(), 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin * kPanelColumns; row < std::min(end * kPanelColumns, out_features_); ++row) {
       const auto [part, part_row] = locate(parts, row);
       const Panel& panel = panels_[static_cast<size_t>(row / kPanelColumns)];
-      pack_row(*part, part_row, panel.kind, static_cast<int>(row % kPanelColumns), memory_->data() + panel.offset);
+      pack_row(*part, part_row, panel.kind, static_cast<int>(row % kPanelColumns), memory_.data + panel.offset);
     }
   });
 }
@@ -52,7 +53,7 @@ void CpuLinear::read_row(int64_t index, float* out) const {
 }
 
 std::unique_ptr<Linear> CpuBackend::make_linear(std::span<const HostTensor> parts) {
-  return std::make_unique<CpuLinear>(parts, pool_);
+  return std::make_unique<CpuLinear>(parts, pool_, weights_);
 }
 
 void CpuBackend::linear(Queue& queue, const LinearParams& params) {

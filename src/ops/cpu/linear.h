@@ -3,7 +3,6 @@
 // Thread-safety: immutable after make.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -18,15 +17,15 @@ namespace zipage::cpu {
 class CpuLinear final : public Linear {
  public:
   // REQUIRES: parts are not empty and have the same number of columns.
-  CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool);
+  CpuLinear(std::span<const HostTensor> parts, ThreadPool& pool, Arena& arena);
 
   int64_t in_features() const override { return in_features_; }
   int64_t out_features() const override { return out_features_; }
-  size_t bytes() const override { return memory_->bytes(); }
+  size_t bytes() const override { return bytes_; }
 
   int64_t num_panels() const { return static_cast<int64_t>(panels_.size()); }
   PanelKind kind(int64_t panel) const { return panels_[static_cast<size_t>(panel)].kind; }
-  const std::byte* data(int64_t panel) const { return memory_->data() + panels_[static_cast<size_t>(panel)].offset; }
+  const std::byte* data(int64_t panel) const { return memory_.data + panels_[static_cast<size_t>(panel)].offset; }
   bool quantised() const { return quantised_; }  // some panel is
   // Row `index` of the [out, in] matrix, widened.
   void read_row(int64_t index, float* out) const;
@@ -41,7 +40,8 @@ class CpuLinear final : public Linear {
   int64_t out_features_ = 0;
   bool quantised_ = false;
   std::vector<Panel> panels_;
-  std::unique_ptr<CpuBuffer> memory_;
+  size_t bytes_ = 0;
+  Arena::Piece memory_;
 };
 
 }  // namespace zipage::cpu

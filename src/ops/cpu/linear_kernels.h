@@ -11,6 +11,17 @@
 
 namespace zipage::cpu {
 
+// Few rows wait for the weights more than they compute: so many instructions lie between two cache lines that neither
+// the processor's window nor its prefetcher looks far enough ahead.
+constexpr int kFetchRows = 4;
+constexpr int kFetchBytes = 4096;
+
+template <int kBytes>
+[[gnu::always_inline]] inline void fetch_ahead(const void* p) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + kFetchBytes + i, 0, 2);
+}
+
 template <class S, int kRows, int kVectors>
 [[gnu::always_inline]] inline void store_tile(const PanelArgs& args, int64_t row, int column,
                                               const typename S::F (&sum)[kRows][kVectors]) {
@@ -60,6 +71,7 @@ template <class S, int kRows, int kVectors>
   };
   int64_t k = 0;
   for (; k + 1 < args.in_features; k += 2, w += 2 * kPanelColumns) {
+    if (kRows <= kFetchRows) fetch_ahead<kVectors * S::kWidth * 4>(w);
     F weights[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) weights[v] = S::first_of_pairs(w + 2 * v * S::kWidth);

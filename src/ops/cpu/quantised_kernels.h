@@ -13,11 +13,12 @@ template <class S>
 struct Nibbles {
   static constexpr int64_t kBytes = kNibbleGroupBytes;
 
-  template <int kVectors, typename Multiply>
+  template <int kVectors, bool kFetch, typename Multiply>
   [[gnu::always_inline]] static void for_each_k(const std::byte* group, int column, const Multiply& multiply) {
     using F = typename S::F;
     const auto* packed = reinterpret_cast<const uint32_t*>(group) + column;
     for (int k = 0; k < kQuantGroup; k += 8, packed += kPanelColumns) {
+      if (kFetch) fetch_ahead<kVectors * S::kWidth * 4>(packed);
       typename S::Words words[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) words[v] = S::load_words(packed + v * S::kWidth);
@@ -43,11 +44,12 @@ template <class S>
 struct Bytes {
   static constexpr int64_t kBytes = kByteGroupBytes;
 
-  template <int kVectors, typename Multiply>
+  template <int kVectors, bool kFetch, typename Multiply>
   [[gnu::always_inline]] static void for_each_k(const std::byte* group, int column, const Multiply& multiply) {
     using F = typename S::F;
     const auto* packed = reinterpret_cast<const int8_t*>(group) + column;
     for (int k = 0; k < kQuantGroup; ++k, packed += kPanelColumns) {
+      if (kFetch) fetch_ahead<kVectors * S::kWidth>(packed);
       F weights[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) weights[v] = S::load_bytes(packed + v * S::kWidth);
@@ -76,14 +78,15 @@ template <class S, class Weights, int kRows, int kVectors>
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) part[r][v] = S::zero();
     }
-    Weights::template for_each_k<kVectors>(packed, column, [&](const F(&weights)[kVectors], int64_t k) {
+    Weights::template for_each_k<kVectors, (kRows <= kFetchRows)>(
+        packed, column, [&](const F(&weights)[kVectors], int64_t k) {
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const F value = S::set1(x[r][group * kQuantGroup + k]);
+          for (int r = 0; r < kRows; ++r) {
+            const F value = S::set1(x[r][group * kQuantGroup + k]);
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) part[r][v] = S::fma(value, weights[v], part[r][v]);
-      }
-    });
+            for (int v = 0; v < kVectors; ++v) part[r][v] = S::fma(value, weights[v], part[r][v]);
+          }
+        });
     const auto* scales = reinterpret_cast<const uint16_t*>(packed + Weights::kBytes - kGroupScaleBytes) + column;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
