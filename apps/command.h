@@ -32,6 +32,8 @@ CommandInfo generate_command();
 CommandInfo inspect_command();
 CommandInfo demo_command();
 CommandInfo chat_command();
+CommandInfo eval_command();
+CommandInfo bench_throughput_command();
 CommandInfo completion_command();
 
 }  // namespace zipage::apps

@@ -3,15 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "answer_checker.h"
 #include "base/log.h"
-#include "base/parse_value.h"
 #include "batch.h"
 #include "command.h"
 #include "exit_code.h"
 #include "interrupt.h"
+#include "questions.h"
 #include "ready_request.h"
 #include "shipped_model.h"
 #include "start.h"
@@ -24,29 +24,16 @@ using nlohmann::json;
 
 constexpr std::string_view kTasks[] = {"quantities", "boxes", "paths", "reduce"};
 
-struct Question {
-  json messages;
-  std::string answer;
-};
-
 // The first questions of the level of each task.
-Result<std::vector<Question>> read_questions(const std::filesystem::path& folder, const std::string& level,
+Result<std::vector<Question>> demo_questions(const std::filesystem::path& folder, const std::string& level,
                                              int per_task) {
-  std::vector<Question> questions;
-  for (std::string_view task : kTasks) {
-    const std::filesystem::path path = folder / fmt::format("{}.jsonl", task);
-    std::ifstream file(path);
-    int taken = 0;
-    for (std::string line; taken < per_task && std::getline(file, line);) {
-      ZIPAGE_ASSIGN_OR_RETURN(json question, parse_json_object(line));
-      if (question.value("level", "") != level) continue;
-      questions.push_back({question.at("messages"), question.at("answer").get<std::string>()});
-      ++taken;
-    }
-    if (taken < per_task) {
-      return Status(StatusCode::kDataLoss,
-                    fmt::format("{}: has {} {} questions, not {}", path.string(), taken, level, per_task));
-    }
+  std::vector<std::filesystem::path> paths;
+  for (std::string_view task : kTasks) paths.push_back(folder / fmt::format("{}.jsonl", task));
+  ZIPAGE_ASSIGN_OR_RETURN(std::vector<Question> questions, read_questions(paths, {{}, level, per_task}));
+  if (questions.size() < std::size(kTasks) * static_cast<size_t>(per_task)) {
+    return invalid_argument(fmt::format("--questions: {} has only {} {} questions of the {} asked for", folder.string(),
+                                        questions.size(), level, std::size(kTasks) * static_cast<size_t>(per_task)))
+        .with_param("questions");
   }
   return questions;
 }
@@ -99,7 +86,7 @@ class Demo : public Command {
     set_log_level(LogLevel::kError);
     const Result<std::filesystem::path> reasoner = shipped_reasoner();
     if (!reasoner.ok()) return fail(reasoner.status());
-    const Result<std::vector<Question>> questions = read_questions(*reasoner / "questions", level_, per_task_);
+    const Result<std::vector<Question>> questions = demo_questions(*reasoner / "questions", level_, per_task_);
     if (!questions.ok()) return fail(questions.status());
 
     fmt::print(
@@ -146,7 +133,7 @@ class Demo : public Command {
     const RequestContext context = request_context(*llm);
     std::vector<std::optional<ReasoningParser>> reasoning(questions.size());
     batch.make = [&](size_t index) -> Result<TextRequest> {
-      const json fields = {{"messages", questions[index].messages}, {"temperature", 0}};
+      const json fields = {{"messages", json::parse(questions[index].messages)}, {"temperature", 0}};
       ZIPAGE_ASSIGN_OR_RETURN(ReadyRequest ready, ready_request(*llm, context, fields));
       reasoning[index] = std::move(ready.reasoning);
       return std::move(ready.request);
@@ -155,7 +142,8 @@ class Demo : public Command {
     batch.done = [&](size_t index, BatchResult&& result) {
       if (first_error.ok()) first_error = result.error;
       ++outcome.asked;
-      if (reasoning[index] && trim(reasoning[index]->push(result.text).content) == questions[index].answer) {
+      if (reasoning[index] &&
+          is_right(AnswerChecker::kExact, reasoning[index]->push(result.text).content, questions[index].answer)) {
         ++outcome.solved;
       }
       outcome.peak_blocks = std::max(outcome.peak_blocks, result.last.tokens.kv_stats.peak_blocks);

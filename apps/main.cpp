@@ -11,7 +11,8 @@
 namespace zipage::apps {
 
 std::span<const CommandInfo> commands() {
-  static const CommandInfo kCommands[] = {generate_command(), chat_command(), inspect_command(), demo_command(),
+  static const CommandInfo kCommands[] = {generate_command(),  chat_command(), inspect_command(),
+                                          demo_command(),      eval_command(), bench_throughput_command(),
                                           completion_command()};
   return kCommands;
 }
@@ -20,7 +21,7 @@ namespace {
 
 void print_overview(FILE* to) {
   fmt::print(to, "usage: zipage COMMAND [FLAGS]\n\nServes reasoning models in little KV memory.\n\nCommands:\n");
-  for (const CommandInfo& command : commands()) fmt::print(to, "  {:<12} {}\n", command.name, command.about);
+  for (const CommandInfo& command : commands()) fmt::print(to, "  {:<16} {}\n", command.name, command.about);
   fmt::print(to,
              "\n  zipage COMMAND --help    the command's flags\n"
              "  zipage --version\n\n"
@@ -63,6 +64,12 @@ int dispatch(const std::vector<std::string>& words) {
   if (name == "--version" || name == "version") {
     fmt::print("zipage {}\n", kVersion);
     return kExitOk;
+  }
+  // "bench throughput" is the command bench-throughput.
+  if (name == "bench" && words.size() > 1 && !words[1].starts_with('-')) {
+    std::vector<std::string> joined(words.begin() + 1, words.end());
+    joined.front().insert(0, "bench-");
+    return dispatch(joined);
   }
   for (const CommandInfo& info : commands()) {
     if (info.name == name) return run(info, {words.begin() + 1, words.end()});

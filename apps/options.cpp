@@ -222,7 +222,7 @@ Result<Options::Outcome> Options::parse(const std::vector<std::string>& words) {
     } else {
       parsed.push_back(app.add_option(fmt::format("{}--{}", letter, flag.knob.key)));
       if (is_list(flag.knob.type)) {
-        parsed.back()->expected(1, CLI::detail::expected_max_vector_size);
+        parsed.back()->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args(true);
       } else {
         parsed.back()->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
       }

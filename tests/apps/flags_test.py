@@ -10,7 +10,7 @@ class Help(Cli):
     def test_help_lists_every_command_and_the_exit_codes(self):
         result = self.zipage("--help")
         self.assertEqual(result.returncode, 0)
-        for word in ("generate", "inspect", "demo", "chat", "completion", "130"):
+        for word in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput", "130"):
             self.assertIn(word, result.stdout)
 
     def test_no_command_is_wrong_usage_and_says_what_there_is(self):
@@ -24,7 +24,7 @@ class Help(Cli):
         self.assertEqual(self.zipage("--version").stdout, f"zipage {version}\n")
 
     def test_help_of_a_command_is_grouped_and_fits_80_columns(self):
-        for command in ("generate", "inspect", "demo", "chat", "completion"):
+        for command in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput"):
             result = self.zipage(command, "--help")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80, command)
@@ -37,6 +37,9 @@ class Help(Cli):
 
 
 class Flags(Cli):
+    def test_a_list_takes_several_words(self):
+        self.assert_fails(self.zipage("generate", "--cudagraph-capture-sizes", 1, "two", "-p", "a"), 2, "1,two")
+
     def test_an_unknown_command_names_the_nearest(self):
         self.assert_fails(self.zipage("genrate"), 2, "unknown command 'genrate'", "'generate'")
 
