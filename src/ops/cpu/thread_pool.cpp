@@ -15,13 +15,10 @@ constexpr int64_t kChunksPerThread = 16;
 constexpr int kSpins = 2000;                                  // about 20 to 50 us of pauses
 constexpr auto kYieldTime = std::chrono::microseconds(2000);  // then sleep
 
-// Which core the pool pinned this thread to; -1 = none.
-thread_local int pinned_core = -1;
-
-void set_affinity(const std::vector<int>& cores) {
+void pin_to(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (int core : cores) CPU_SET(static_cast<size_t>(core), &set);
+  CPU_SET(static_cast<size_t>(core), &set);
   pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
 }
 
@@ -41,7 +38,7 @@ std::vector<int> read_allowed_cores() {
 }  // namespace
 
 std::vector<int> allowed_cores() {
-  // Read once: later calls may come from a thread that the pool has pinned.
+  // Read once: a later call may come from a thread with a narrower choice.
   static const std::vector<int> cores = read_allowed_cores();
   return cores;
 }
@@ -60,14 +57,6 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::pin_caller() {
-  // With more threads than cores, or on one core, pinning only takes freedom away.
-  if (pinned_core != cores_[0] && num_threads() <= static_cast<int>(cores_.size())) {
-    set_affinity({cores_[0]});
-    pinned_core = cores_[0];
-  }
-}
-
 void ThreadPool::run(int64_t n, int64_t grain, void* context, Call call) {
   if (n <= 0) return;
   grain = std::max<int64_t>(grain, 1);
@@ -76,7 +65,6 @@ void ThreadPool::run(int64_t n, int64_t grain, void* context, Call call) {
     call(context, 0, n, 0);
     return;
   }
-  pin_caller();
   const int64_t pieces = threads * kChunksPerThread;
   const int64_t chunk = std::max(grain, (n + pieces - 1) / pieces);
   const auto chunks = static_cast<uint32_t>((n + chunk - 1) / chunk);
@@ -117,7 +105,8 @@ void ThreadPool::take_chunks(uint32_t epoch, int thread) {
 }
 
 void ThreadPool::work(int thread) {
-  if (num_threads() <= static_cast<int>(cores_.size())) set_affinity({cores_[static_cast<size_t>(thread)]});
+  // With more threads than cores, pinning only takes freedom away.
+  if (num_threads() <= static_cast<int>(cores_.size())) pin_to(cores_[static_cast<size_t>(thread)]);
   uint32_t seen = 0;
   const auto has_work = [&] {
     const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
@@ -156,13 +145,6 @@ std::byte* Executor::grow(Piece& piece, size_t bytes) {
     piece.bytes = bytes;
   }
   return piece.aligned;
-}
-
-void Executor::leave_core() {
-  if (pinned_core >= 0) {
-    set_affinity(allowed_cores());
-    pinned_core = -1;
-  }
 }
 
 }  // namespace zipage::cpu

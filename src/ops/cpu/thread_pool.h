@@ -23,7 +23,8 @@ std::vector<int> allowed_cores();
 
 class ThreadPool {
  public:
-  // The caller of parallel_for is one of the threads: num_threads - 1 workers are started, each pinned to a core.
+  // The caller of parallel_for is one of the threads: num_threads - 1 workers are started, each pinned to a core. The
+  // caller is not: threads that it starts would inherit its core, and the scheduler finds it the one that is left.
   // 0 = one thread per allowed core.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
@@ -49,7 +50,6 @@ class ThreadPool {
   void run(int64_t n, int64_t grain, void* context, Call call);
   void work(int thread);                         // a worker's life
   void take_chunks(uint32_t epoch, int thread);  // until none of that job is left
-  void pin_caller();
 
   // The job: written by its caller before ticket_ names its epoch, read by a thread that holds an unfinished chunk of
   // it.
@@ -84,9 +84,8 @@ class Executor {
   void parallel_for(int64_t n, int64_t grain, Body&& body) {
     if (pool_ != nullptr) {
       pool_->parallel_for(n, grain, body);
-    } else {
-      leave_core();
-      if (n > 0) body(int64_t{0}, n, 0);
+    } else if (n > 0) {
+      body(int64_t{0}, n, 0);
     }
   }
 
@@ -102,7 +101,6 @@ class Executor {
     size_t bytes = 0;
   };
   static std::byte* grow(Piece& piece, size_t bytes);
-  static void leave_core();  // a thread that the pool pinned may use every core again
 
   ThreadPool* pool_;
   std::vector<Piece> scratch_;
