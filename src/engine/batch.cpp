@@ -43,7 +43,8 @@ void append_scored_rows(const ScheduledChunk& chunk, int first_row, StepBatch& b
 }  // namespace
 
 StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, int window) {
-  std::ranges::stable_partition(chunks, [](const ScheduledChunk& chunk) { return chunk.num_tokens == 1; });
+  std::stable_partition(chunks.begin(), chunks.end(),
+                        [](const ScheduledChunk& chunk) { return chunk.num_tokens == 1; });
   StepBatch batch;
   for (const ScheduledChunk& chunk : chunks) {
     batch.max_blocks_per_seq = std::max(batch.max_blocks_per_seq, static_cast<int>(chunk.sequence->blocks.size()));

@@ -175,14 +175,15 @@ void EngineImpl::emit() {
   // Sinks may submit and abort; nothing of the step is touched after they have been called.
   auto outputs = std::exchange(outputs_, {});
   auto finished = std::exchange(finished_, {});
-  for (auto& [id, output] : outputs) {
+  for (auto& entry : outputs) {
+    const SequenceId id = entry.first;
     const auto live = sequences_.find(id);
     const Sequence* owner = live != sequences_.end() ? live->second.get() : nullptr;
     if (owner == nullptr) {
       const auto ended = std::ranges::find_if(finished, [&](const auto& sequence) { return sequence->id == id; });
       if (ended != finished.end()) owner = ended->get();
     }
-    if (owner != nullptr && owner->request.sink) owner->request.sink(std::move(output));
+    if (owner != nullptr && owner->request.sink) owner->request.sink(std::move(entry.second));
   }
 }
 
