@@ -42,9 +42,11 @@ class Bench {
   CudaBackend& backend() { return backend_; }
   CudaQueue& queue() { return *queue_; }
 
+  // Whether a case is asked for, or a group of cases: `name` has one of the words in it, or begins one of them.
   bool wants(const std::string& name) const {
-    return wanted_.empty() || std::any_of(wanted_.begin(), wanted_.end(),
-                                          [&](const auto& word) { return name.find(word) != std::string::npos; });
+    return wanted_.empty() || std::any_of(wanted_.begin(), wanted_.end(), [&](const auto& word) {
+             return name.find(word) != std::string::npos || word.rfind(name, 0) == 0;
+           });
   }
 
   // run(i) with i counting up; the median of five rounds.
@@ -120,8 +122,7 @@ Matrix act(const Buffer& buffer, int64_t rows, int64_t cols) {
   return {.data = buffer.data(), .dtype = DType::kBF16, .rows = rows, .cols = cols, .stride = cols};
 }
 
-// ---- linear layers
-// --------------------------------------------------------------------------------------------------------
+// ---- linear layers -------------------------------------------------------------------------------------------------
 
 void bench_linear(Bench& bench) {
   if (!bench.wants("linear")) return;
@@ -168,8 +169,45 @@ void bench_linear(Bench& bench) {
   }
 }
 
-// ---- attention
-// ------------------------------------------------------------------------------------------------------------
+// Every way to run a layer's GEMM of a few rows, behind a small kernel as in a model.
+void bench_gemm(Bench& bench) {
+  if (!bench.wants("gemm")) return;
+  struct Layer {
+    const char* name;
+    int in, out;
+  };
+  const Launch launch{.stream = bench.queue().stream(),
+                      .scratch = bench.queue().scratch(),
+                      .scratch_bytes = bench.queue().scratch_bytes(),
+                      .counters = bench.queue().counters(),
+                      .num_sms = 132,
+                      .max_shared_bytes = 231424,
+                      .compute_capability = 90};
+  const auto norm = bench.array(std::vector<float>(kIntermediate, 1.0F));
+  for (const Layer& layer : {Layer{"qkv", kHidden, 6144}, Layer{"o", kHidden, kHidden},
+                             Layer{"gate_up", kHidden, 2 * kIntermediate}, Layer{"down", kIntermediate, kHidden}}) {
+    const size_t bytes = static_cast<size_t>(layer.in) * static_cast<size_t>(layer.out) * 2;
+    const int count = std::max<int>(2, static_cast<int>((size_t{300} << 20) / bytes));
+    const auto weights = bench.random(bytes * static_cast<size_t>(count), "weights");
+    for (int rows : {1, 64, 128}) {
+      const auto x = bench.random(static_cast<size_t>(rows) * kIntermediate * 2, "x");
+      const auto out = bench.backend().allocate(static_cast<size_t>(rows) * static_cast<size_t>(layer.out) * 4, "out",
+                                                MemoryKind::kDevice);
+      const Matrix in = act(*x, rows, layer.in), y = act(*out, rows, layer.out);
+      const RmsNormParams before{.x = in, .weight = norm->as<float>(), .out = in};
+      for (const GemmPlan& plan : gemm_hopper_plans(launch, rows, layer.in, layer.out, layer.in, layer.out)) {
+        bench.measure(fmt::format("gemm {} rows {} tile {} split {}", layer.name, rows, plan.columns, plan.split),
+                      {.bytes = static_cast<double>(bytes)}, [&](int i) {
+                        rms_norm(launch, before);
+                        gemm_hopper(launch, plan, in, weights->data() + static_cast<size_t>(i % count) * bytes, nullptr,
+                                    y);
+                      });
+      }
+    }
+  }
+}
+
+// ---- attention -----------------------------------------------------------------------------------------------------
 
 struct Pool {
   Pool(Bench& bench, int layers, int blocks, DType dtype, int block_size = kBlockSize, bool numbers = false) {
@@ -271,8 +309,7 @@ void bench_attention(Bench& bench, DType dtype, int block_size) {
   }
 }
 
-// ---- the small ones
-// ---------------------------------------------------------------------------------------------------------
+// ---- the small ones ------------------------------------------------------------------------------------------------
 
 void bench_elementwise(Bench& bench) {
   Pool pool(bench, 1, 2048, DType::kBF16);
@@ -351,8 +388,7 @@ void bench_sample(Bench& bench) {
   }
 }
 
-// ---- compression
-// ------------------------------------------------------------------------------------------------------------
+// ---- compression ---------------------------------------------------------------------------------------------------
 
 // Keys as a model's are: a common direction, some recurring ones and noise, in content; rotation is left out of the
 // table.
@@ -360,7 +396,7 @@ void bench_compression(Bench& bench) {
   if (!bench.wants("compress")) return;
   constexpr int kSlots = 2304, kBudget = 2048, kWindow = 16, kBlocks = kSlots / kBlockSize;
   Pool pool(bench, kLayers, 64, DType::kBF16, kBlockSize, true);
-  std::vector<Bf16> rows(size_t{kBlockSize} * kHeadDim * 64);
+  std::vector<Bf16> rows(size_t{64} * 2 * kKvHeads * kBlockSize * kHeadDim);  // a layer: no two slots of a unit alike
   std::mt19937 generator(5);
   std::normal_distribution<float> normal;
   const auto fill = [&](float common, float recurring) {
@@ -485,6 +521,108 @@ void bench_compression(Bench& bench) {
   }
 }
 
+// ---- a whole decoding step -----------------------------------------------------------------------------------------
+
+// All kernels of a step in one graph, as the engine replays it; weights of a few layers and their KV take turns.
+void bench_step(Bench& bench) {
+  if (!bench.wants("step")) return;
+  constexpr int kDistinct = 3;
+  Backend& b = bench.backend();
+  CudaQueue& queue = bench.queue();
+  std::vector<Bf16> host(size_t{kVocab} * kHidden);
+  std::mt19937 generator(2);
+  for (size_t i = 0; i < host.size(); ++i)
+    host[i] = i < (1 << 20) ? Bf16(static_cast<float>(generator() % 2001) / 5e4F - 0.02F) : host[i - 1048573];
+  const auto linear = [&](int64_t in, int64_t out) {
+    const HostTensor tensor{.name = "weight",
+                            .dtype = DType::kBF16,
+                            .shape = {out, in},
+                            .data = std::as_bytes(std::span(host)).first(static_cast<size_t>(in * out * 2))};
+    return b.make_linear({&tensor, 1});
+  };
+  struct Layer {
+    std::unique_ptr<Linear> qkv, o, gate_up, down;
+  };
+  std::vector<Layer> layers;
+  for (int i = 0; i < kDistinct; ++i)
+    layers.push_back({linear(kHidden, 6144), linear(kHidden, kHidden), linear(kHidden, 2 * kIntermediate),
+                      linear(kIntermediate, kHidden)});
+  const auto head = linear(kHidden, kVocab);
+  const auto norm = bench.array(std::vector<float>(kHidden, 1.0F));
+  const auto cos_sin = bench.array(std::vector<float>(size_t{16384} * kHeadDim, 0.7F));
+
+  struct Case {
+    int seqs, len;
+  };
+  for (const Case& c :
+       {Case{1, 384}, Case{32, 640}, Case{64, 1152}, Case{256, 2300}, Case{320, 2176}, Case{80, 8300}}) {
+    const std::string name = fmt::format("step {} x {}", c.seqs, c.len);
+    if (!bench.wants(name)) continue;
+    const int blocks = c.seqs * ((c.len + kBlockSize - 1) / kBlockSize);
+    Pool pool(bench, kDistinct, blocks, DType::kBF16);
+    const Batch batch(bench, c.seqs, 1, c.len, kBlockSize, blocks);
+    const int64_t rows = c.seqs;
+    const auto buffer = [&](int64_t cols, int element = 2) {
+      return b.allocate(static_cast<size_t>(rows * cols * element), "activations", MemoryKind::kDevice);
+    };
+    const auto hidden = buffer(kHidden), residual = buffer(kHidden), qkv = buffer(6144), attended = buffer(kHidden),
+               gate_up = buffer(2 * kIntermediate), activated = buffer(kIntermediate), logits = buffer(kVocab, 4),
+               tokens = buffer(1, 4);
+    const Matrix h = act(*hidden, rows, kHidden), r = act(*residual, rows, kHidden);
+    const auto step = [&] {
+      b.embedding(queue, {.table = head.get(), .token_ids = tokens->as<int32_t>(), .out = h});
+      for (int i = 0; i < kLayers; ++i) {
+        const Layer& layer = layers[static_cast<size_t>(i % kDistinct)];
+        b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
+        b.linear(queue, {.x = h, .weight = layer.qkv.get(), .out = act(*qkv, rows, 6144)});
+        b.qkv_rope_append(queue, {.qkv = act(*qkv, rows, 6144),
+                                  .num_heads = kHeads,
+                                  .q_norm = norm->as<float>(),
+                                  .k_norm = norm->as<float>(),
+                                  .cos_sin = cos_sin->as<float>(),
+                                  .rotary_dim = kHeadDim,
+                                  .layer = i % kDistinct,
+                                  .batch = batch.view,
+                                  .kv = pool.pool});
+        Matrix q = act(*qkv, rows, kHidden);
+        q.stride = 6144;
+        b.attention(queue, {.q = q,
+                            .num_heads = kHeads,
+                            .scale = 0.088F,
+                            .layer = i % kDistinct,
+                            .batch = batch.view,
+                            .kv = pool.pool,
+                            .out = act(*attended, rows, kHidden)});
+        b.linear(queue, {.x = act(*attended, rows, kHidden), .weight = layer.o.get(), .out = h});
+        b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
+        b.linear(queue, {.x = h, .weight = layer.gate_up.get(), .out = act(*gate_up, rows, 2 * kIntermediate)});
+        b.silu_mul(queue,
+                   {.gate_up = act(*gate_up, rows, 2 * kIntermediate), .out = act(*activated, rows, kIntermediate)});
+        b.linear(queue, {.x = act(*activated, rows, kIntermediate), .weight = layer.down.get(), .out = h});
+      }
+      b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
+      b.linear(queue, {.x = h, .weight = head.get(), .out = {logits->data(), DType::kF32, rows, kVocab, kVocab}});
+      b.sample(queue, {.logits = {logits->data(), DType::kF32, rows, kVocab, kVocab},
+                       .vocab = kVocab,
+                       .out_token = tokens->as<int32_t>()});
+    };
+    step();
+    queue.synchronize();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    check(cudaStreamBeginCapture(queue.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    step();
+    check(cudaStreamEndCapture(queue.stream(), &graph), "capture");
+    check(cudaGraphInstantiate(&executable, graph, 0), "capture");
+    const double weights =
+        2.0 * (double{kLayers} * kHidden * (6144.0 + kHidden + 3.0 * kIntermediate) + double{kVocab} * kHidden);
+    const double kv = 2.0 * 2.0 * kLayers * kKvHeads * kHeadDim * static_cast<double>(c.seqs) * c.len;
+    bench.measure(name, {.bytes = weights + kv}, [&](int) { cudaGraphLaunch(executable, queue.stream()); });
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+  }
+}
+
 void bench_copy(Bench& bench) {
   const size_t bytes = size_t{4} << 30;
   if (!bench.wants("copy")) return;
@@ -509,7 +647,9 @@ int main(int argc, char** argv) {
     cuda::bench_elementwise(bench);
     cuda::bench_sample(bench);
     cuda::bench_compression(bench);
+    cuda::bench_gemm(bench);
     cuda::bench_linear(bench);
+    cuda::bench_step(bench);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;

@@ -11,8 +11,9 @@ constexpr int kThreads = 256;
 // ---- kernels ----
 
 template <typename T>
-__global__ void add_bias_kernel(const float* x, int64_t x_stride, const float* __restrict__ bias, T* out,
-                                int64_t out_stride, int cols) {
+__global__ void add_bias_kernel(const float* x, int64_t x_stride, const float* bias, T* out, int64_t out_stride,
+                                int cols) {
+  wait_for_previous();
   for (int i = threadIdx.x; i < cols; i += kThreads) {
     out[blockIdx.x * out_stride + i] = static_cast<T>(x[blockIdx.x * x_stride + i] + bias[i]);
   }
@@ -26,11 +27,11 @@ void add_bias(const Launch& launch, const Matrix& x, const float* bias, const Ma
   const auto* in = static_cast<const float*>(x.data);
   const int cols = static_cast<int>(out.cols);
   if (out.dtype == DType::kF32) {
-    add_bias_kernel<<<out.rows, kThreads, 0, launch.stream>>>(in, x.stride, bias, static_cast<float*>(out.data),
-                                                              out.stride, cols);
+    run(launch, add_bias_kernel<float>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<float*>(out.data), out.stride,
+        cols);
   } else {
-    add_bias_kernel<<<out.rows, kThreads, 0, launch.stream>>>(in, x.stride, bias, static_cast<bf16*>(out.data),
-                                                              out.stride, cols);
+    run(launch, add_bias_kernel<bf16>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<bf16*>(out.data), out.stride,
+        cols);
   }
 }
 

@@ -304,6 +304,7 @@ struct Merged {
 
 template <bool kFp8, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWarpSize, 1) decode_kernel(const Args a) {
+  wait_for_previous();
   using S = Shape<kFp8, kHeadDim, kHeadTiles>;
   constexpr int kChunks = S::kRowBytes / 16;
   extern __shared__ __align__(128) std::byte shared[];
@@ -486,7 +487,7 @@ void launch_decode(const Launch& launch, const Args& a) {
   check(cudaFuncSetAttribute(decode_kernel<kFp8, kHeadDim, kHeadTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              bytes),
         "attention_decode");
-  decode_kernel<kFp8, kHeadDim, kHeadTiles><<<launch.num_sms, warps * kWarpSize, bytes, launch.stream>>>(a);
+  run(launch, decode_kernel<kFp8, kHeadDim, kHeadTiles>, launch.num_sms, warps * kWarpSize, bytes, a);
 }
 
 template <bool kFp8, int kHeadDim>

@@ -70,6 +70,7 @@ __device__ void load_tile(const Args& a, const int32_t* table, int head, int fir
 
 template <bool kFp8, int kHeadDim>
 __global__ void __launch_bounds__(kThreads) prefill_kernel(const Args a) {
+  wait_for_previous();
   using S = Shape<kHeadDim>;
   using Math = std::conditional_t<kFp8, HalfMath, Bf16Math>;
   constexpr int kSteps = kHeadDim / 16, kColumns = S::kTile / 8, kOutTiles = kHeadDim / 8;
@@ -240,7 +241,7 @@ void launch_prefill(const Launch& launch, const Args& a, int num_tokens) {
                              S::kSharedBytes),
         "attention_prefill");
   const int tiles = num_tokens / (kRows / a.group) + a.num_seqs - a.first_seq + 1;  // at least one more than there are
-  prefill_kernel<kFp8, kHeadDim><<<dim3(tiles, a.kv.num_kv_heads), kThreads, S::kSharedBytes, launch.stream>>>(a);
+  run(launch, prefill_kernel<kFp8, kHeadDim>, dim3(tiles, a.kv.num_kv_heads), kThreads, S::kSharedBytes, a);
 }
 
 template <bool kFp8>

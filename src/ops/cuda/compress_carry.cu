@@ -10,6 +10,7 @@ constexpr int kThreads = 256;
 // ---- kernels ----
 
 __global__ void carry_kernel(const __grid_constant__ Source source, ScoreCarry mode, float decay, float* scores) {
+  wait_for_previous();
   const int t = blockIdx.x * kThreads + threadIdx.x, unit = blockIdx.y;
   if (t >= source.num_scored) return;
   float& s = scores[int64_t{unit} * source.num_slots + t];
@@ -24,7 +25,7 @@ __global__ void carry_kernel(const __grid_constant__ Source source, ScoreCarry m
 void carry(const Launch& launch, const CarryParams& p) {
   const Source source(p.source);
   const dim3 grid(ceil_div(source.num_scored, kThreads), source.num_units());
-  carry_kernel<<<grid, kThreads, 0, launch.stream>>>(source, p.carry, p.decay, p.scores);
+  run(launch, carry_kernel, grid, kThreads, 0, source, p.carry, p.decay, p.scores);
 }
 
 }  // namespace zipage::cuda

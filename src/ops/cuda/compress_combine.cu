@@ -34,6 +34,7 @@ __device__ float hash_unit(uint64_t seed, uint64_t unit, int32_t position) {
 }
 
 __global__ void combine_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
   const int t = blockIdx.x * kThreads + threadIdx.x, unit = blockIdx.y, num_slots = a.source.num_slots;
   if (t >= num_slots) return;
   const int64_t i = int64_t{unit} * num_slots + t;
@@ -70,7 +71,7 @@ void combine(const Launch& launch, const CombineParams& p) {
                .random = c.random,
                .seed = c.random_seed};
   const dim3 grid(ceil_div(p.source.num_slots, kThreads), a.source.num_units());
-  combine_kernel<<<grid, kThreads, 0, launch.stream>>>(a);
+  run(launch, combine_kernel, grid, kThreads, 0, a);
 }
 
 }  // namespace zipage::cuda

@@ -9,8 +9,8 @@ constexpr int kThreads = 256;
 
 // ---- kernels ----
 
-__global__ void pool_scores_kernel(int num_slots, int num_scored, int reach, const float* __restrict__ scores,
-                                   float* out) {
+__global__ void pool_scores_kernel(int num_slots, int num_scored, int reach, const float* scores, float* out) {
+  wait_for_previous();
   const int t = blockIdx.x * kThreads + threadIdx.x;
   if (t >= num_slots) return;
   const float* s = scores + int64_t{blockIdx.y} * num_slots;
@@ -28,8 +28,7 @@ __global__ void pool_scores_kernel(int num_slots, int num_scored, int reach, con
 void pool_scores(const Launch& launch, const PoolScoresParams& p) {
   const Source source(p.source);
   const dim3 grid(ceil_div(source.num_slots, kThreads), source.num_units());
-  pool_scores_kernel<<<grid, kThreads, 0, launch.stream>>>(source.num_slots, source.num_scored, p.width / 2, p.scores,
-                                                           p.out);
+  run(launch, pool_scores_kernel, grid, kThreads, 0, source.num_slots, source.num_scored, p.width / 2, p.scores, p.out);
 }
 
 }  // namespace zipage::cuda

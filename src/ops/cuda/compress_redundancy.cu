@@ -1,14 +1,17 @@
-// Stage 4: how much of a slot's key others say as well.
+// Stage 4: how much of a slot's key others say as well, in four kernels.
 //
-//   prepare   k^[t] in fp32 (RoPE undone for content keys); 1/|k|, the sums of 128 slots, and k^ in half precision for
-//   `search` sum       R[m] = k^[m] . u in fp32, u being the sum over the slot's chunk search    last(n) for tiles of
-//   256 columns, from the newest row down until every column of the tile has its own;
-//             c[last(n), n] is summed per row in fixed point, so the order of the blocks is no matter
-//   normalise softmax over all slots
+// 1. prepare: k^[t] in fp32 (RoPE undone for content keys); 1/|k|, sums over 64 slots, k^ in half precision for
+// `search`.
 //
-// `search` compares half-precision cosines on tensor cores; where one lies too near the threshold to tell, the warp
-// computes that one in fp32. So last(n) is what fp32 arithmetic finds.
-#include "ops/cuda/compress_source.cuh"
+// 2. sum: R[m] = k^[m] . u in fp32, u being the sum over the slot's chunk.
+//
+// 3. search: last(n) for tiles of 256 columns, from the newest row down until every column has its own. c[last(n), n]
+// is summed per row in fixed point, so the order of the blocks is no matter. Cosines are compared in half precision on
+// tensor cores; one that lies too near the threshold to tell is computed in fp32 by the whole warp, so last(n) is what
+// fp32 finds.
+//
+// 4. normalise: softmax over all slots.
+#include "ops/cuda/compress_keys.cuh"
 
 namespace zipage::cuda {
 namespace {
@@ -16,167 +19,135 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kSlots = 128;    // of a block of `prepare` and `sum`
-constexpr int kMaxPairs = 4;   // 16-bit pairs a lane holds: head_dim up to 256
+constexpr int kSlots = 64;     // of a block of `prepare` and `sum`
 constexpr int kColumns = 256;  // of a block of `search`
 constexpr int kColumnsPerWarp = kColumns / kWarps;
 constexpr int kRows = 64;  // rows that `search` stages at a time
 constexpr int kLightningChunk = 256;
 constexpr float kDoubt = 2e-4F;  // more than the error of a half-precision cosine of unit vectors
 constexpr float kFixedOne = 16777216.0F;
-static_assert(kLightningChunk == kColumns && kLightningChunk % kSlots == 0);
+static_assert(kLightningChunk == kColumns && kLightningChunk % kSlots == 0 && kRows == kSlots);
 
-struct Args {
-  Source source;
-  const float* cos_sin;  // or null: keys as they lie in the cache
-  int rotary_dim, head_dim;
+struct Args : KeySource {
   int chunk;       // slots; at least num_slots for one chunk
   bool skip_self;  // all scopes but mean
   float threshold, temperature;
-  float* redundancy;  // R, then R' [units, num_slots]
+  float* redundancy = nullptr;  // R, then R' [units, num_slots]
   // Scratch. `search` works on units [first_unit, first_unit + gridDim.y) at a time.
-  float* inverse;             // 1 / |k| [units, num_slots]
-  float* sums;                // [units, ceil(num_slots / kSlots), head_dim]
-  unsigned long long* taken;  // what `search` takes off, fixed point [units, num_slots]
-  __half* unit_keys;          // [units at a time, padded slots, head_dim]
-  int padded_slots;
+  float* inverse = nullptr;             // 1 / |k| [units, num_slots]
+  float* sums = nullptr;                // [units, ceil(num_slots / kSlots), head_dim]
+  unsigned long long* taken = nullptr;  // what `search` takes off, fixed point [units, num_slots]
+  __half* unit_keys = nullptr;          // [units at a time, padded slots, head_dim]
+  int padded_slots;                     // a multiple of kRows
   int first_unit;
 };
 
 // ---- kernels ----
 
-// The lane's pairs of slot t's key, RoPE undone.
-__device__ __forceinline__ void load_key(const Args& a, int unit, int t, float2 (&own)[kMaxPairs]) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int pairs = a.head_dim / 2, rotary_pairs = a.rotary_dim / 2, half_pairs = a.rotary_dim / 4;
-  const std::byte* row = a.source.key_row(unit, t);
-  const auto load = [&](int pair) {
-    return a.source.kv.is_fp8 ? fp8x2_to_float2(reinterpret_cast<const uint16_t*>(row)[pair])
-                              : unpack(reinterpret_cast<const uint32_t*>(row)[pair]);
-  };
-  if (a.cos_sin == nullptr) {
-#pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      own[j] = c < pairs ? load(c) : make_float2(0.0F, 0.0F);
-    }
-    return;
-  }
-  const auto* table = reinterpret_cast<const float2*>(a.cos_sin + int64_t{a.source.position(unit, t)} * a.rotary_dim);
-  // The table's factor on cosines and sines was on k as well.
-  const float factor = a.cos_sin[0], scale = 1.0F / (factor * factor);
-#pragma unroll
-  for (int j = 0; j < kMaxPairs; ++j) {
-    const int c = lane + j * kWarpSize;
-    own[j] = c < pairs ? load(c) : make_float2(0.0F, 0.0F);
-    if (c < rotary_pairs) {
-      const bool low = c < half_pairs;
-      const int angle = low ? c : c - half_pairs;
-      const float2 partner = load(low ? c + half_pairs : angle), cosine = table[angle];
-      float2 sine = table[half_pairs + angle];
-      if (!low) sine.x = -sine.x, sine.y = -sine.y;
-      own[j].x = (own[j].x * cosine.x + partner.x * sine.x) * scale;
-      own[j].y = (own[j].y * cosine.y + partner.y * sine.y) * scale;
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Args a) {
-  extern __shared__ float shared[];  // [kWarps, head_dim]
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int unit = a.first_unit + blockIdx.y, num_slots = a.source.num_slots, pairs = a.head_dim / 2;
-  float2 sum[kMaxPairs] = {};
-  for (int i = warp; i < kSlots; i += kWarps) {
-    const int t = blockIdx.x * kSlots + i;
-    if (t >= a.padded_slots) break;
-    float2 key[kMaxPairs] = {};
-    if (t < num_slots) {
-      load_key(a, unit, t, key);
+// A block takes kSlots slots of one layer, a warp one of its KV heads: slots whose positions the heads share find their
+// cosines and sines in the nearest cache.
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 2) prepare_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
+  using L = Lanes<kHeadDim>;
+  const int lane = threadIdx.x % kWarpSize, c = lane % L::kCount;
+  const int num_slots = a.source.num_slots, heads = a.source.kv.num_kv_heads;
+  for (int head = threadIdx.x / kWarpSize; head < heads; head += blockDim.x / kWarpSize) {
+    const int local = blockIdx.y * heads + head, unit = a.first_unit + local;
+    float sum[kVector] = {};
+    for_each_key<kHeadDim, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[kVector]) {
       float square = 0.0F;
 #pragma unroll
-      for (int j = 0; j < kMaxPairs; ++j) square += key[j].x * key[j].x + key[j].y * key[j].y;
-      square = warp_reduce<Sum>(square);
+      for (int e = 0; e < kVector; ++e) square += x[e] * x[e];
+      square = reduce_key<kHeadDim>(square);
       const float inverse = square > 0.0F ? 1.0F / sqrtf(square) : 0.0F;
-      if (lane == 0) a.inverse[int64_t{unit} * num_slots + t] = inverse;
+      if (c == 0 && t < num_slots) a.inverse[int64_t{unit} * num_slots + t] = inverse;
 #pragma unroll
-      for (int j = 0; j < kMaxPairs; ++j) {
-        key[j].x *= inverse, key[j].y *= inverse;
-        sum[j].x += key[j].x, sum[j].y += key[j].y;
+      for (int e = 0; e < kVector; ++e) sum[e] += x[e] *= inverse;
+      if (a.unit_keys != nullptr && c < L::kChunks) {
+        auto* row = reinterpret_cast<uint4*>(a.unit_keys + (int64_t{local} * a.padded_slots + t) * kHeadDim);
+        row[c] = make_uint4(pack_half(x[0], x[1]), pack_half(x[2], x[3]), pack_half(x[4], x[5]), pack_half(x[6], x[7]));
       }
-    }
-    if (a.unit_keys == nullptr) continue;
-    auto* row = reinterpret_cast<uint32_t*>(a.unit_keys + (int64_t{blockIdx.y} * a.padded_slots + t) * a.head_dim);
+    });
 #pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      if (c < pairs) row[c] = pack_half(key[j].x, key[j].y);
-    }
-  }
+    for (int offset = L::kCount; offset < kWarpSize; offset <<= 1) {
 #pragma unroll
-  for (int j = 0; j < kMaxPairs; ++j) {
-    const int c = lane + j * kWarpSize;
-    if (c < pairs) reinterpret_cast<float2*>(shared + warp * a.head_dim)[c] = sum[j];
-  }
-  __syncthreads();
-  float* out = a.sums + (int64_t{unit} * gridDim.x + blockIdx.x) * a.head_dim;
-  for (int d = threadIdx.x; d < a.head_dim; d += kThreads) {
-    float v = 0.0F;
-    for (int w = 0; w < kWarps; ++w) v += shared[w * a.head_dim + d];
-    out[d] = v;
+      for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(kFullMask, sum[e], offset);
+    }
+    if (lane < L::kChunks) {
+      auto* out = reinterpret_cast<float4*>(a.sums + (int64_t{unit} * gridDim.x + blockIdx.x) * kHeadDim) + 2 * lane;
+      out[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), out[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    }
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Args a) {
-  extern __shared__ float u[];  // [head_dim]
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int unit = a.first_unit + blockIdx.y, num_slots = a.source.num_slots, pairs = a.head_dim / 2;
-  const int chunk = blockIdx.x * kSlots / a.chunk;
-  const int first = chunk * (a.chunk / kSlots),
-            last = min(first + ceil_div(a.chunk, kSlots), static_cast<int>(gridDim.x));
-  for (int d = threadIdx.x; d < a.head_dim; d += kThreads) {
-    float v = 0.0F;
-    for (int c = first; c < last; ++c) v += a.sums[(int64_t{unit} * gridDim.x + c) * a.head_dim + d];
-    u[d] = v;
+// sums[b] becomes the sum over the chunk that slots of block b belong to.
+__global__ void chunk_sums_kernel(const __grid_constant__ Args a, int num_blocks, int head_dim) {
+  wait_for_previous();
+  float* sums = a.sums + int64_t{a.first_unit + static_cast<int>(blockIdx.x)} * num_blocks * head_dim;
+  const int blocks_per_chunk = a.chunk / kSlots;
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    for (int first = 0; first < num_blocks; first += blocks_per_chunk) {
+      const int last = min(first + blocks_per_chunk, num_blocks);
+      float v = 0.0F;
+#pragma unroll 8
+      for (int b = first; b < last; ++b) v += sums[int64_t{b} * head_dim + d];
+      // One copy a chunk is enough: its first block's.
+      sums[int64_t{first} * head_dim + d] = v;
+    }
   }
-  __syncthreads();
-  for (int i = warp; i < kSlots; i += kWarps) {
-    const int t = blockIdx.x * kSlots + i;
-    if (t >= num_slots) break;
-    float2 key[kMaxPairs];
-    load_key(a, unit, t, key);
-    float dot = 0.0F;
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
+  using L = Lanes<kHeadDim>;
+  const int c = threadIdx.x % L::kCount;
+  const int num_slots = a.source.num_slots, heads = a.source.kv.num_kv_heads;
+  const int first_of_chunk = static_cast<int>(blockIdx.x) / (a.chunk / kSlots) * (a.chunk / kSlots);
+  for (int head = threadIdx.x / kWarpSize; head < heads; head += blockDim.x / kWarpSize) {
+    const int unit = a.first_unit + blockIdx.y * heads + head;
+    float u[kVector] = {};
+    if (c < L::kChunks) {
+      const auto* from =
+          reinterpret_cast<const uint4*>(a.sums + (int64_t{unit} * gridDim.x + first_of_chunk) * kHeadDim);
+      const uint4 both[2] = {from[2 * c], from[2 * c + 1]};
+      as_floats(both, u);
+    }
+    for_each_key<kHeadDim, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[kVector]) {
+      float dot = 0.0F;
 #pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      if (c >= pairs) break;
-      const float2 v = reinterpret_cast<const float2*>(u)[c];
-      dot += key[j].x * v.x + key[j].y * v.y;
-    }
-    dot = warp_reduce<Sum>(dot);
-    if (lane == 0) {
-      const float inverse = a.inverse[int64_t{unit} * num_slots + t];
-      a.redundancy[int64_t{unit} * num_slots + t] = dot * inverse - (a.skip_self && inverse > 0.0F ? 1.0F : 0.0F);
-    }
+      for (int e = 0; e < kVector; ++e) dot += x[e] * u[e];
+      dot = reduce_key<kHeadDim>(dot);
+      if (c == 0 && t < num_slots) {
+        const float inverse = a.inverse[int64_t{unit} * num_slots + t];
+        a.redundancy[int64_t{unit} * num_slots + t] = dot * inverse - (a.skip_self && inverse > 0.0F ? 1.0F : 0.0F);
+      }
+    });
   }
 }
 
 // c[m, n] in fp32, by the whole warp.
-__device__ float exact_cosine(const Args& a, int unit, int m, int n) {
-  float2 x[kMaxPairs], y[kMaxPairs];
-  load_key(a, unit, m, x);
-  load_key(a, unit, n, y);
+template <int kHeadDim>
+__device__ __noinline__ float exact_cosine(const Args& a, int unit, int m, int n) {
+  float x[kVector], y[kVector];
+  const Place at_m = place(a, unit, m), at_n = place(a, unit, n);
+  undo_rope<kHeadDim>(a, fetch_key<kHeadDim>(a, at_m), fetch_angles<kHeadDim>(a, at_m), x);
+  undo_rope<kHeadDim>(a, fetch_key<kHeadDim>(a, at_n), fetch_angles<kHeadDim>(a, at_n), y);
   float dot = 0.0F;
 #pragma unroll
-  for (int j = 0; j < kMaxPairs; ++j) dot += x[j].x * y[j].x + x[j].y * y[j].y;
+  for (int e = 0; e < kVector; ++e) dot += x[e] * y[e];
   const float* inverse = a.inverse + int64_t{unit} * a.source.num_slots;
-  return warp_reduce<Sum>(dot) * inverse[m] * inverse[n];
+  return reduce_key<kHeadDim>(dot) * inverse[m] * inverse[n];
 }
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
   constexpr int kSteps = kHeadDim / 16, kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
   constexpr int kTiles = kColumnsPerWarp / 8, kStageBytes = kRows * kRowBytes;
-  extern __shared__ __align__(128) std::byte stages[];  // [2, kRows, head_dim]
+  constexpr int kStages = kColumns / kRows;
+  extern __shared__ __align__(128) std::byte stages[];  // [kStages, kRows, head_dim]; before that the columns
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, g = lane / 4, t = lane % 4;
   const int unit = a.first_unit + blockIdx.y, num_slots = a.source.num_slots;
   const __half* keys = a.unit_keys + int64_t{blockIdx.y} * a.padded_slots * kHeadDim;
@@ -185,82 +156,137 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
   const int low = blockIdx.x * kColumns / a.chunk * a.chunk;
   const int high = min(low + a.chunk, num_slots);
 
+  const auto stage_rows = [&](int tile, int stage) {
+    const auto* from = reinterpret_cast<const std::byte*>(keys + int64_t{tile} * kRows * kHeadDim);
+    for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+      copy_async16(shared_address(stages + stage * kStageBytes + swizzle<kRowBytes>(i / kChunks, i % kChunks)),
+                   from + i * 16, true);
+    }
+  };
   uint32_t columns[kTiles][kSteps][2];  // B fragments
   unsigned open = 0;                    // bit 2 * tile + parity: that column of the lane still looks
+  const int first_tile = blockIdx.x * kStages, num_tiles = a.padded_slots / kRows;
+  for (int i = 0; i < kStages; ++i) stage_rows(min(first_tile + i, num_tiles - 1), i);
+  copy_commit();
+  copy_wait<0>();
+  __syncthreads();
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    const int column = first_column + n * 8;
-    const auto* row = reinterpret_cast<const uint32_t*>(keys + int64_t{min(column + g, a.padded_slots - 1)} * kHeadDim);
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) columns[n][k][0] = row[k * 8 + t], columns[n][k][1] = row[k * 8 + t + 4];
+    for (int k = 0; k < kSteps; k += 2) {
+      uint32_t b[4];
+      load_matrices(
+          b, shared_address(stages + swizzle<kRowBytes>(warp * kColumnsPerWarp + n * 8 + lane % 8, 2 * k + lane / 8)));
+      columns[n][k][0] = b[0], columns[n][k][1] = b[1], columns[n][k + 1][0] = b[2], columns[n][k + 1][1] = b[3];
+    }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) open |= column + 2 * t + i < num_slots ? 1U << (2 * n + i) : 0U;
+    for (int i = 0; i < 2; ++i) open |= first_column + n * 8 + 2 * t + i < num_slots ? 1U << (2 * n + i) : 0U;
   }
+  __syncthreads();
 
   // A tile of 16 rows from m0 on has been multiplied: c[n][i] is row g (i < 2) or g + 8 and column 2t + i % 2 of tile
-  // n.
+  // n. A byte of `best` is a column's newest row that may hit, plus one; the eight lanes that share a column agree on
+  // it.
   const auto take_hits = [&](int m0, const float(&c)[kTiles][4]) {
+    const auto may_hit = [&](float v, int m, int column) {
+      return v > a.threshold - kDoubt && m != column && m < num_slots;
+    };
+    unsigned best[kTiles / 2] = {};
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int column = first_column + n * 8 + 2 * t + i;
         const bool looks = (open >> (2 * n + i) & 1U) != 0;
-        const auto hit = [&](float v, int m) {
-          return looks && v > a.threshold - kDoubt && m != column && m < num_slots;
-        };
-        unsigned mine = (hit(c[n][i], m0 + g) ? 1U : 0U) | (hit(c[n][i + 2], m0 + g + 8) ? 2U : 0U);
-        while (__any_sync(kFullMask, mine != 0)) {
-          int best = mine >= 2   ? g + 8
-                     : mine == 1 ? g
-                                 : -1;  // the column's newest row, of the eight lanes that share it
-          best = max(best, __shfl_xor_sync(kFullMask, best, 4));
-          best = max(best, __shfl_xor_sync(kFullMask, best, 8));
-          best = max(best, __shfl_xor_sync(kFullMask, best, 16));
-          const int holder = (best < 0 ? 0 : best % 8) * 4 + t;
-          const float low_row = __shfl_sync(kFullMask, c[n][i], holder),
-                      high_row = __shfl_sync(kFullMask, c[n][i + 2], holder);
-          float value = best >= 8 ? high_row : low_row;
-          bool sure = best >= 0 && value > a.threshold + kDoubt;
-          // Doubtful columns one after the other: lanes 0..3 (g = 0) speak for them.
-          unsigned doubtful = __ballot_sync(kFullMask, g == 0 && best >= 0 && !sure);
-          while (doubtful != 0) {
-            const int speaker = __ffs(doubtful) - 1;
-            doubtful &= doubtful - 1;
-            const int m = m0 + __shfl_sync(kFullMask, best, speaker), n_exact = __shfl_sync(kFullMask, column, speaker);
-            const float exact = exact_cosine(a, unit, m, n_exact);
-            if (t == speaker) {
-              value = exact;
-              sure = exact > a.threshold;
-              if (!sure && g == best % 8) mine &= best >= 8 ? 1U : 2U;  // no hit after all: look at the next row
-            }
-          }
-          if (sure) {
-            open &= ~(1U << (2 * n + i));
-            mine = 0;
-            if (g == 0) atomicAdd(&taken[m0 + best], static_cast<unsigned long long>(value * kFixedOne + 0.5F));
+        const unsigned row = !looks                                     ? 0
+                             : may_hit(c[n][i + 2], m0 + g + 8, column) ? g + 9
+                             : may_hit(c[n][i], m0 + g, column)         ? g + 1
+                                                                        : 0;
+        best[n / 2] |= row << (8 * (2 * (n % 2) + i));
+      }
+    }
+#pragma unroll
+    for (int w = 0; w < kTiles / 2; ++w) {
+      best[w] = __vmaxu4(best[w], __shfl_xor_sync(kFullMask, best[w], 4));
+      best[w] = __vmaxu4(best[w], __shfl_xor_sync(kFullMask, best[w], 8));
+      best[w] = __vmaxu4(best[w], __shfl_xor_sync(kFullMask, best[w], 16));
+    }
+    // The lane whose row it is takes a sure hit off at once; a doubtful one is left to the whole warp.
+    unsigned doubtful = 0;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned row = best[n / 2] >> (8 * (2 * (n % 2) + i)) & 0xffU;
+        if (row == 0) continue;
+        if (row == static_cast<unsigned>(g) + 1 || row == static_cast<unsigned>(g) + 9) {
+          const float value = row > 8 ? c[n][i + 2] : c[n][i];
+          if (value > a.threshold + kDoubt) {
+            atomicAdd(&taken[m0 + row - 1], static_cast<unsigned long long>(value * kFixedOne + 0.5F));
+          } else {
+            doubtful |= 1U << (2 * n + i);
           }
         }
       }
     }
-  };
-
-  const auto stage_rows = [&](int tile) {
-    std::byte* stage = stages + (tile & 1) * kStageBytes;
-    const auto* from = reinterpret_cast<const std::byte*>(keys + int64_t{tile} * kRows * kHeadDim);
-    for (int c = threadIdx.x; c < kRows * kChunks; c += kThreads) {
-      copy_async16(shared_address(stage + swizzle<kRowBytes>(c / kChunks, c % kChunks)), from + c * 16, true);
+    // Every lane learns which of its columns are closed: those with a row and no doubt.
+    unsigned doubts = doubtful;
+    doubts |= __shfl_xor_sync(kFullMask, doubts, 4);
+    doubts |= __shfl_xor_sync(kFullMask, doubts, 8);
+    doubts |= __shfl_xor_sync(kFullMask, doubts, 16);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if ((best[n / 2] >> (8 * (2 * (n % 2) + i)) & 0xffU) != 0) open &= ~(1U << (2 * n + i) & ~doubts);
+      }
+    }
+    // Doubtful columns one by one, their rows of this tile from the newest down.
+    unsigned asking = __ballot_sync(kFullMask, g == 0 && doubts != 0);
+    while (asking != 0) {
+      const int speaker = __ffs(asking) - 1;
+      asking &= asking - 1;
+      unsigned columns_in_doubt = __shfl_sync(kFullMask, doubts, speaker);
+      while (columns_in_doubt != 0) {
+        const int bit = __ffs(columns_in_doubt) - 1;
+        columns_in_doubt &= columns_in_doubt - 1;
+        const int column = first_column + bit / 2 * 8 + 2 * speaker + bit % 2;
+        bool found = false;
+        for (int row = 15; row >= 0 && !found; --row) {
+          const int m = m0 + row;
+          if (m >= num_slots || m == column) continue;
+          float value = 0.0F;
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (2 * n + i % 2 == bit && i / 2 == row / 8) value = c[n][i];
+            }
+          }
+          value = __shfl_sync(kFullMask, value, row % 8 * 4 + speaker);
+          if (!(value > a.threshold - kDoubt)) continue;
+          if (value <= a.threshold + kDoubt) value = exact_cosine<kHeadDim>(a, unit, m, column);
+          if (!(value > a.threshold)) continue;
+          found = true;
+          if (lane == 0) atomicAdd(&taken[m], static_cast<unsigned long long>(value * kFixedOne + 0.5F));
+        }
+        if (found && t == speaker) open &= ~(1U << bit);
+      }
     }
   };
-  int tile = ceil_div(high, kRows) - 1;
-  stage_rows(tile);
-  copy_commit();
-  for (; tile * kRows + kRows > low; --tile) {
-    if (tile > 0) stage_rows(tile - 1);
+
+  // Row tiles from the newest down, kStages - 1 of them on their way.
+  const int newest = ceil_div(high, kRows) - 1, oldest = low / kRows;
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (newest - i >= oldest) stage_rows(newest - i, i);
     copy_commit();
-    copy_wait<1>();
+  }
+  for (int tile = newest; tile >= oldest; --tile) {
+    copy_wait<kStages - 2>();
     if (!__syncthreads_or(open != 0)) break;
-    const std::byte* stage = stages + (tile & 1) * kStageBytes;
+    if (tile - (kStages - 1) >= oldest) stage_rows(tile - (kStages - 1), (newest - tile + kStages - 1) % kStages);
+    copy_commit();
+    const std::byte* stage = stages + (newest - tile) % kStages * kStageBytes;
     for (int m = kRows / 16 - 1; m >= 0 && __any_sync(kFullMask, open != 0); --m) {
       float c[kTiles][4] = {};
 #pragma unroll
@@ -270,20 +296,22 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) mma<HalfMath>(c[n], row, columns[n][k][0], columns[n][k][1]);
       }
-      float largest = -1.0F;
+      bool hit = false;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, c[n][i]);
+        for (int i = 0; i < 2; ++i) {
+          hit |= (open >> (2 * n + i) & 1U) != 0 && fmaxf(c[n][i], c[n][i + 2]) > a.threshold - kDoubt;
+        }
       }
-      if (__any_sync(kFullMask, largest > a.threshold - kDoubt)) take_hits(tile * kRows + m * 16, c);
+      if (__any_sync(kFullMask, hit)) take_hits(tile * kRows + m * 16, c);
     }
-    __syncthreads();
   }
   copy_wait<0>();
 }
 
 __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
   __shared__ float shared[kWarpSize];
   const int num_slots = a.source.num_slots;
   float* r = a.redundancy + int64_t{blockIdx.x} * num_slots;
@@ -305,20 +333,25 @@ __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_consta
 // ---- launcher ----
 
 template <int kHeadDim>
-void launch_search(const Launch& launch, const Args& a, int num_units) {
-  const int bytes = 2 * kRows * kHeadDim * 2;
+void launch_layers(const Launch& launch, const Args& a, int layers, int slot_blocks) {
+  const int units = layers * a.source.kv.num_kv_heads;
+  const int heads = a.source.kv.num_kv_heads, threads = (heads < kWarps ? heads : kWarps) * kWarpSize;
+  run(launch, prepare_kernel<kHeadDim>, dim3(slot_blocks, layers), threads, 0, a);
+  run(launch, chunk_sums_kernel, units, kHeadDim, 0, a, slot_blocks, kHeadDim);
+  run(launch, sum_kernel<kHeadDim>, dim3(slot_blocks, layers), threads, 0, a);
+  if (a.unit_keys == nullptr) return;
+  constexpr int bytes = kColumns * kHeadDim * 2;
   check(cudaFuncSetAttribute(search_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "redundancy");
-  search_kernel<kHeadDim>
-      <<<dim3(ceil_div(a.source.num_slots, kColumns), num_units), kThreads, bytes, launch.stream>>>(a);
+  run(launch, search_kernel<kHeadDim>, dim3(ceil_div(a.source.num_slots, kColumns), units), kThreads, bytes, a);
 }
 
-// Half-precision keys of this many bytes at most at a time, but at least one unit's.
+// Half-precision keys of this many bytes at most at a time, but at least one layer's.
 constexpr size_t kUnitKeyBytes = size_t{192} << 20;
 
 struct Plan {
   size_t inverse, sums, taken, unit_keys;  // bytes
-  int padded_slots, units_at_a_time;
+  int padded_slots, layers_at_a_time;
   size_t total() const { return inverse + sums + taken + unit_keys; }
 };
 
@@ -333,11 +366,11 @@ Plan plan(const KvGeometry& g, int num_slots) {
   p.inverse = padded(units * num_slots * sizeof(float));
   p.sums = padded(units * ceil_div(num_slots, kSlots) * g.head_dim * sizeof(float));
   p.taken = padded(units * num_slots * sizeof(unsigned long long));
-  const size_t unit = static_cast<size_t>(p.padded_slots) * g.head_dim * sizeof(__half);
-  const size_t fit = kUnitKeyBytes / unit;
-  p.units_at_a_time = static_cast<int>(fit < 1 ? 1 : fit > units ? units : fit);
-  const size_t bound = units * unit < kUnitKeyBytes ? units * unit : kUnitKeyBytes;  // grows with num_slots
-  p.unit_keys = padded(unit > bound ? unit : bound);
+  const size_t layer = static_cast<size_t>(p.padded_slots) * g.num_kv_heads * g.head_dim * sizeof(__half);
+  const size_t layers = static_cast<size_t>(g.num_layers), fit = kUnitKeyBytes / layer;
+  p.layers_at_a_time = static_cast<int>(fit < 1 ? 1 : fit > layers ? layers : fit);
+  const size_t bound = layers * layer < kUnitKeyBytes ? layers * layer : kUnitKeyBytes;  // grows with num_slots
+  p.unit_keys = padded(layer > bound ? layer : bound);
   return p;
 }
 
@@ -353,15 +386,13 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
   const Plan scratch = plan(g, num_slots);
   const bool search = p.scope != RedundancyScope::kMean;
   const int slot_blocks = ceil_div(num_slots, kSlots);
-  Args a{.source = Source(p.source),
-         .cos_sin = p.keys == RedundancyKeys::kContent ? p.cos_sin : nullptr,
-         .rotary_dim = p.rotary_dim,
-         .head_dim = g.head_dim,
-         .chunk = p.scope == RedundancyScope::kLightning ? kLightningChunk : slot_blocks * kSlots,
-         .skip_self = search,
-         .threshold = p.threshold,
-         .temperature = p.temperature,
-         .redundancy = p.redundancy};
+  Args a{{Source(p.source), p.keys == RedundancyKeys::kContent ? p.cos_sin : nullptr, p.rotary_dim}};
+  a.chunk = p.scope == RedundancyScope::kLightning ? kLightningChunk : slot_blocks * kSlots;
+  a.skip_self = search;
+  a.threshold = p.threshold;
+  a.temperature = p.temperature;
+  a.redundancy = p.redundancy;
+  a.padded_slots = scratch.padded_slots;
   std::byte* next = p.scratch;
   a.inverse = reinterpret_cast<float*>(next), next += scratch.inverse;
   a.sums = reinterpret_cast<float*>(next), next += scratch.sums;
@@ -370,30 +401,26 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
     a.unit_keys = reinterpret_cast<__half*>(next + scratch.taken);
     check(cudaMemsetAsync(a.taken, 0, scratch.taken, launch.stream), "redundancy");
   }
-  a.padded_slots = search ? scratch.padded_slots : num_slots;
-  const int units = a.source.num_units(), at_a_time = search ? scratch.units_at_a_time : units;
-  for (a.first_unit = 0; a.first_unit < units; a.first_unit += at_a_time) {
-    const int some = units - a.first_unit < at_a_time ? units - a.first_unit : at_a_time;
-    const dim3 grid(slot_blocks, some);
-    prepare_kernel<<<grid, kThreads, kWarps * g.head_dim * sizeof(float), launch.stream>>>(a);
-    sum_kernel<<<grid, kThreads, g.head_dim * sizeof(float), launch.stream>>>(a);
-    if (!search) continue;
+  const int layers_at_a_time = search ? scratch.layers_at_a_time : g.num_layers;
+  for (int layer = 0; layer < g.num_layers; layer += layers_at_a_time) {
+    a.first_unit = layer * g.num_kv_heads;
+    const int layers = g.num_layers - layer < layers_at_a_time ? g.num_layers - layer : layers_at_a_time;
     switch (g.head_dim) {
       case 64:
-        launch_search<64>(launch, a, some);
+        launch_layers<64>(launch, a, layers, slot_blocks);
         break;
       case 96:
-        launch_search<96>(launch, a, some);
+        launch_layers<96>(launch, a, layers, slot_blocks);
         break;
       case 128:
-        launch_search<128>(launch, a, some);
+        launch_layers<128>(launch, a, layers, slot_blocks);
         break;
       default:
-        launch_search<256>(launch, a, some);
+        launch_layers<256>(launch, a, layers, slot_blocks);
         break;
     }
   }
-  normalise_kernel<<<units, kThreads, 0, launch.stream>>>(a);
+  run(launch, normalise_kernel, a.source.num_units(), kThreads, 0, a);
 }
 
 }  // namespace zipage::cuda

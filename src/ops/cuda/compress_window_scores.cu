@@ -2,8 +2,9 @@
 //
 // As in decode attention the product is transposed: 16 slots by 8 window rows of one query head, so the maximum over
 // the heads of a group is elementwise in registers and the mean over the rows a sum over columns. The first kernel
-// leaves every chunk's maximum and sum of each row, the second makes the product again, now with the softmax's
-// constants at hand: K is read twice, the logits [rows, slots] never exist.
+// leaves every chunk's maximum and sum of each row, a small one brings them together into one offset a row, and the
+// last makes the product again, p = 2^(z - offset): K is read twice, the logits [rows, slots] never exist. The maximum
+// over the heads is taken of z - offset, which has the order of p, so one exponential a row is enough.
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {
@@ -21,20 +22,27 @@ struct Args {
   const bf16* ring;  // of the query slot: layer stride ring_layer, rows [window, num_heads, head_dim]
   int64_t ring_layer;
   int num_heads, group, window, first_row_position;
+  int row_tiles, tiles_at_once;  // of kRows window rows; so many of them lie in shared memory at a time
   float scale_log2;
-  float2* stats;  // [units, chunks, row tiles, group, kRows] maximum and sum, in log2
+  float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in log2
+  float* offsets;  // [units, row tiles, group, kRows] log2 of the softmax's denominator; +inf: the row gives nothing
   float* scores;
 };
 
 // ---- kernels ----
 
 template <bool kFp8, int kHeadDim>
-__device__ void load_keys(const Args& a, int unit, int first, std::byte* keys) {
+__device__ void load_keys(const Args& a, int unit, int first, const std::byte** rows, std::byte* keys) {
   constexpr int kRowBytes = kHeadDim * 2, kSourceChunks = kHeadDim * (kFp8 ? 1 : 2) / 16;
+  static_assert(kThreads == kChunk);
+  const int t = first + static_cast<int>(threadIdx.x);
+  rows[threadIdx.x] = t < a.source.num_slots ? a.source.key_row(unit, t) : nullptr;
+  __syncthreads();
+#pragma unroll
   for (int c = threadIdx.x; c < kChunk * kSourceChunks; c += kThreads) {
     const int row = c / kSourceChunks, column = c % kSourceChunks;
-    const bool valid = first + row < a.source.num_slots;
-    const std::byte* from = a.source.key_row(unit, valid ? first + row : first) + column * 16;
+    const std::byte* from = rows[row] + column * 16;
+    const bool valid = rows[row] != nullptr;
     if constexpr (kFp8) {
       const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
       const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -49,49 +57,75 @@ __device__ void load_keys(const Args& a, int unit, int first, std::byte* keys) {
       *reinterpret_cast<uint4*>(keys + swizzle<kRowBytes>(row, 2 * column + 1)) =
           make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
     } else {
-      copy_async16(shared_address(keys + swizzle<kRowBytes>(row, column)), from, valid);
+      // An address is needed even where nothing is read.
+      copy_async16(shared_address(keys + swizzle<kRowBytes>(row, column)), valid ? from : a.source.kv.data, valid);
     }
   }
+  copy_commit();
 }
 
-// Rows [8 * row_tile, + 8) of every head of the group, [group, kRows, head_dim]; rows past the window are zero.
+// Row tiles [first_tile, last_tile) of every head of the group, [tile, group, kRows, head_dim]; rows past the window
+// are zero.
 template <int kHeadDim>
-__device__ void load_queries(const Args& a, int unit, int row_tile, std::byte* queries) {
+__device__ void load_queries(const Args& a, int unit, int first_tile, int last_tile, std::byte* queries) {
   constexpr int kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
   const bf16* ring = a.ring + a.source.layer(unit) * a.ring_layer;
-  for (int c = threadIdx.x; c < a.group * kRows * kChunks; c += kThreads) {
-    const int line = c / kChunks, column = c % kChunks, head = line / kRows, row = row_tile * kRows + line % kRows;
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (row < a.window) {
-      const int ring_row = (a.first_row_position + row) % a.window;
-      const int64_t at = (int64_t{ring_row} * a.num_heads + a.source.head(unit) * a.group + head) * kHeadDim;
-      v = reinterpret_cast<const uint4*>(ring + at)[column];
-    }
-    *reinterpret_cast<uint4*>(queries + swizzle<kRowBytes>(line, column)) = v;
+  const int lines = a.group * kRows;
+  for (int c = threadIdx.x; c < (last_tile - first_tile) * lines * kChunks; c += kThreads) {
+    const int line = c / kChunks, column = c % kChunks;
+    const int row = (first_tile + line / lines) * kRows + line % kRows, head = line % lines / kRows;
+    const int ring_row = (a.first_row_position + row) % a.window;
+    const int64_t at = (int64_t{ring_row} * a.num_heads + a.source.head(unit) * a.group + head) * kHeadDim;
+    copy_async16(shared_address(queries + swizzle<kRowBytes>(line, column)),
+                 reinterpret_cast<const uint4*>(ring + at) + column, row < a.window);
   }
+  copy_commit();
+}
+
+__device__ __forceinline__ float2 merge(float2 a, float2 b) {
+  const float top = fmaxf(a.x, b.x);
+  if (top == -INFINITY) return a;
+  return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
 }
 
 template <bool kFp8, int kHeadDim, bool kSecond>
 __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
   constexpr int kSteps = kHeadDim / 16, kRowBytes = kHeadDim * 2;
   extern __shared__ __align__(128) std::byte shared[];
-  std::byte* keys = shared;                                                          // [kChunk, head_dim]
-  std::byte* queries = keys + kChunk * kRowBytes;                                    // [group, kRows, head_dim]
-  auto* columns = reinterpret_cast<float2*>(queries + a.group * kRows * kRowBytes);  // [kWarps or 1, group, kRows]
+  __shared__ const std::byte* key_rows[kChunk];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, g = lane / 4, t = lane % 4;
-  const int num_chunks = gridDim.x, num_slots = a.source.num_slots;
+  const int num_chunks = gridDim.x, num_slots = a.source.num_slots, lines = a.group * kRows;
+  std::byte* keys = shared;                        // [kChunk, head_dim]
+  std::byte* queries = keys + kChunk * kRowBytes;  // [tiles_at_once, group, kRows, head_dim]
+  std::byte* behind = queries + a.tiles_at_once * lines * kRowBytes;
+  auto* columns = reinterpret_cast<float2*>(behind);  // first: [kWarps, group, kRows]
+  auto* offsets = reinterpret_cast<float*>(behind);   // second: [row tiles, group, kRows]
   // The second kernel starts where the first ended: those keys may still lie in the cache.
-  const int chunk = kSecond ? num_chunks - 1 - blockIdx.x : blockIdx.x;
-  const int unit = kSecond ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
-  const int row_tiles = ceil_div(a.window, kRows), lines = a.group * kRows;
-  float2* stats = a.stats + (int64_t{unit} * num_chunks + chunk) * row_tiles * lines;
+  const int chunk = kSecond ? num_chunks - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x);
+  const int unit = kSecond ? static_cast<int>(gridDim.y - 1 - blockIdx.y) : static_cast<int>(blockIdx.y);
 
-  load_keys<kFp8, kHeadDim>(a, unit, chunk * kChunk, keys);
-  copy_commit();
+  load_queries<kHeadDim>(a, unit, 0, min(a.tiles_at_once, a.row_tiles), queries);
+  load_keys<kFp8, kHeadDim>(a, unit, chunk * kChunk, key_rows, keys);
+  if constexpr (kSecond) {
+    const float* from = a.offsets + int64_t{unit} * a.row_tiles * lines;
+    for (int i = threadIdx.x; i < a.row_tiles * lines; i += kThreads) offsets[i] = from[i];
+  }
+  int first_visible[2][2];  // the first window row that sees the lane's slots
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
+      first_visible[m][i] = slot >= num_slots             ? INT_MAX
+                            : slot < num_slots - a.window ? 0
+                                                          : a.source.position(unit, slot) - a.first_row_position;
+    }
+  }
+  const float scale = a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);
   copy_wait<0>();
   __syncthreads();
   uint32_t fragments[2][kSteps][4];
-  int first_visible[2][2];  // the first window row that sees the lane's slots
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
     const int first = warp * kSlotsPerWarp + m * 16;
@@ -100,44 +134,30 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
       load_matrices(fragments[m][k],
                     shared_address(keys + swizzle<kRowBytes>(first + (lane & 15), 2 * k + (lane >> 4))));
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int slot = chunk * kChunk + first + g + 8 * i;
-      first_visible[m][i] = slot >= num_slots             ? INT_MAX
-                            : slot < num_slots - a.window ? 0
-                                                          : a.source.position(unit, slot) - a.first_row_position;
-    }
   }
-  const float scale = a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);
 
   float total[2][2] = {};
-  for (int row_tile = 0; row_tile < row_tiles; ++row_tile) {
-    __syncthreads();
-    load_queries<kHeadDim>(a, unit, row_tile, queries);
-    if constexpr (kSecond) {
-      // columns[i] becomes (maximum, 1 / sum) of the softmax over all chunks; 0 for rows that see nothing.
-      for (int i = threadIdx.x; i < lines; i += kThreads) {
-        float maximum = -INFINITY, sum = 0.0F;
-        for (int c = 0; c < num_chunks; ++c) {
-          const float2 s = a.stats[((int64_t{unit} * num_chunks + c) * row_tiles + row_tile) * lines + i];
-          if (s.x == -INFINITY) continue;
-          const float next = fmaxf(maximum, s.x);
-          sum = sum * exp2_fast(maximum - next) + s.y * exp2_fast(s.x - next);
-          maximum = next;
-        }
-        const bool real = row_tile * kRows + i % kRows < a.window && sum > 0.0F;
-        columns[i] = real ? make_float2(maximum, 1.0F / sum) : make_float2(0.0F, 0.0F);
-      }
+  for (int row_tile = 0; row_tile < a.row_tiles; ++row_tile) {
+    const int staged = row_tile % a.tiles_at_once;
+    if (row_tile > 0 && staged == 0) {
+      __syncthreads();
+      load_queries<kHeadDim>(a, unit, row_tile, min(row_tile + a.tiles_at_once, a.row_tiles), queries);
+      copy_wait<0>();
+      __syncthreads();
     }
-    __syncthreads();
-
-    float top[2][4] = {};
+    float top[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) top[m][i] = -INFINITY;
+    }
     for (int head = 0; head < a.group; ++head) {
+      const int line = staged * lines + head * kRows;
       float s[2][4] = {};
 #pragma unroll
       for (int k = 0; k < kSteps; k += 2) {
         uint32_t b[4];
-        load_matrices(b, shared_address(queries + swizzle<kRowBytes>(head * kRows + lane % 8, 2 * k + lane / 8)));
+        load_matrices(b, shared_address(queries + swizzle<kRowBytes>(line + lane % 8, 2 * k + lane / 8)));
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           mma<Bf16Math>(s[m], fragments[m][k], b[0], b[1]);
@@ -152,14 +172,11 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
         }
       }
       if constexpr (kSecond) {
-        const float4 c = reinterpret_cast<const float4*>(columns)[(head * kRows) / 2 + t];
+        const float2 offset = reinterpret_cast<const float2*>(offsets + row_tile * lines + head * kRows)[t];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float p = i % 2 == 0 ? exp2_fast(s[m][i] - c.x) * c.y : exp2_fast(s[m][i] - c.z) * c.w;
-            top[m][i] = fmaxf(top[m][i], p);
-          }
+          for (int i = 0; i < 4; ++i) top[m][i] = fmaxf(top[m][i], s[m][i] - (i % 2 == 0 ? offset.x : offset.y));
         }
       } else {
 #pragma unroll
@@ -182,22 +199,18 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
     if constexpr (kSecond) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        total[m][0] += top[m][0] + top[m][1];
-        total[m][1] += top[m][2] + top[m][3];
+        total[m][0] += exp2_fast(top[m][0]) + exp2_fast(top[m][1]);
+        total[m][1] += exp2_fast(top[m][2]) + exp2_fast(top[m][3]);
       }
     } else {
       __syncthreads();
+      float2* stats = a.stats + ((int64_t{unit} * a.row_tiles + row_tile) * num_chunks + chunk) * lines;
       for (int i = threadIdx.x; i < lines; i += kThreads) {
-        float maximum = -INFINITY, sum = 0.0F;
-        for (int w = 0; w < kWarps; ++w) {
-          const float2 s = columns[w * lines + i];
-          if (s.x == -INFINITY) continue;
-          const float next = fmaxf(maximum, s.x);
-          sum = sum * exp2_fast(maximum - next) + s.y * exp2_fast(s.x - next);
-          maximum = next;
-        }
-        stats[row_tile * lines + i] = make_float2(maximum, sum);
+        float2 all = columns[i];
+        for (int w = 1; w < kWarps; ++w) all = merge(all, columns[w * lines + i]);
+        stats[i] = all;
       }
+      __syncthreads();
     }
   }
 
@@ -216,19 +229,38 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
   }
 }
 
+__global__ void offsets_kernel(const __grid_constant__ Args a, int num_chunks) {
+  wait_for_previous();
+  const int lines = a.group * kRows, count = a.row_tiles * lines;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int row_tile = i / lines, line = i % lines;
+    const float2* stats = a.stats + (int64_t{blockIdx.x} * a.row_tiles + row_tile) * num_chunks * lines + line;
+    float2 all = make_float2(-INFINITY, 0.0F);
+#pragma unroll 8
+    for (int c = 0; c < num_chunks; ++c) all = merge(all, stats[int64_t{c} * lines]);
+    const bool real = row_tile * kRows + line % kRows < a.window && all.y > 0.0F;
+    a.offsets[int64_t{blockIdx.x} * count + i] = real ? all.x + log2f(all.y) : INFINITY;
+  }
+}
+
 // ---- launcher ----
 
+constexpr int kQueryBytes = 48 * 1024;  // of shared memory for queries, where one row tile takes no more
+
 template <bool kFp8, int kHeadDim>
-void launch_window(const Launch& launch, const Args& a) {
-  const dim3 grid(ceil_div(a.source.num_slots, kChunk), a.source.num_units());
-  const int bytes =
-      kChunk * kHeadDim * 2 + a.group * kRows * (kHeadDim * 2 + kWarps * static_cast<int>(sizeof(float2)));
-  check(cudaFuncSetAttribute(window_kernel<kFp8, kHeadDim, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "window_scores");
-  check(cudaFuncSetAttribute(window_kernel<kFp8, kHeadDim, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "window_scores");
-  window_kernel<kFp8, kHeadDim, false><<<grid, kThreads, bytes, launch.stream>>>(a);
-  window_kernel<kFp8, kHeadDim, true><<<grid, kThreads, bytes, launch.stream>>>(a);
+void launch_window(const Launch& launch, Args a) {
+  const int chunks = ceil_div(a.source.num_slots, kChunk), units = a.source.num_units(), lines = a.group * kRows;
+  const int tile_bytes = lines * kHeadDim * 2, fit = kQueryBytes / tile_bytes;
+  a.tiles_at_once = fit < 1 ? 1 : fit < a.row_tiles ? fit : a.row_tiles;
+  const int fixed = kChunk * kHeadDim * 2 + a.tiles_at_once * tile_bytes;
+  const int first_bytes = fixed + kWarps * lines * static_cast<int>(sizeof(float2));
+  const int second_bytes = fixed + a.row_tiles * lines * static_cast<int>(sizeof(float));
+  const auto first = window_kernel<kFp8, kHeadDim, false>, second = window_kernel<kFp8, kHeadDim, true>;
+  check(cudaFuncSetAttribute(first, cudaFuncAttributeMaxDynamicSharedMemorySize, first_bytes), "window_scores");
+  check(cudaFuncSetAttribute(second, cudaFuncAttributeMaxDynamicSharedMemorySize, second_bytes), "window_scores");
+  run(launch, first, dim3(chunks, units), kThreads, first_bytes, a);
+  run(launch, offsets_kernel, units, kThreads, 0, a, chunks);
+  run(launch, second, dim3(chunks, units), kThreads, second_bytes, a);
 }
 
 template <bool kFp8>
@@ -245,26 +277,33 @@ void launch_head_dim(const Launch& launch, const Args& a) {
   }
 }
 
+// [units, row tiles, group, kRows] in all.
+size_t num_rows(const KvGeometry& g, int num_heads, int window) {
+  return static_cast<size_t>(g.num_layers) * num_heads * ceil_div(window, kRows) * kRows;
+}
+
 }  // namespace
 
 size_t window_scores_scratch_bytes(const KvGeometry& g, int num_heads, int window, int num_slots) {
-  return static_cast<size_t>(g.num_layers) * num_heads * ceil_div(num_slots, kChunk) * ceil_div(window, kRows) * kRows *
-         sizeof(float2);
+  return num_rows(g, num_heads, window) * (ceil_div(num_slots, kChunk) * sizeof(float2) + sizeof(float));
 }
 
 void window_scores(const Launch& launch, const WindowScoreParams& p) {
   const KvGeometry& g = p.source.kv.geometry;
   const int64_t slot_elements = int64_t{p.ring.window} * p.num_heads * g.head_dim;
-  const Args a{.source = Source(p.source),
-               .ring = static_cast<const bf16*>(p.ring.data) + p.query_slot * slot_elements,
-               .ring_layer = p.ring.num_query_slots * slot_elements,
-               .num_heads = p.num_heads,
-               .group = p.num_heads / g.num_kv_heads,
-               .window = p.ring.window,
-               .first_row_position = p.source.logical_len() - p.ring.window,
-               .scale_log2 = p.scale * kLog2e,
-               .stats = reinterpret_cast<float2*>(p.scratch),
-               .scores = p.scores};
+  Args a{.source = Source(p.source),
+         .ring = static_cast<const bf16*>(p.ring.data) + p.query_slot * slot_elements,
+         .ring_layer = p.ring.num_query_slots * slot_elements,
+         .num_heads = p.num_heads,
+         .group = p.num_heads / g.num_kv_heads,
+         .window = p.ring.window,
+         .first_row_position = p.source.logical_len() - p.ring.window,
+         .row_tiles = ceil_div(p.ring.window, kRows),
+         .scale_log2 = p.scale * kLog2e,
+         .stats = reinterpret_cast<float2*>(p.scratch),
+         .scores = p.scores};
+  a.offsets = reinterpret_cast<float*>(a.stats +
+                                       num_rows(g, p.num_heads, p.ring.window) * ceil_div(p.source.num_slots, kChunk));
   if (a.source.kv.is_fp8) {
     launch_head_dim<true>(launch, a);
   } else {

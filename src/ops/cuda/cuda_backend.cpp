@@ -190,7 +190,8 @@ Launch CudaBackend::launch(Queue& queue) const {
           .scratch_bytes = q.scratch_bytes(),
           .counters = q.counters(),
           .num_sms = properties_.multiProcessorCount,
-          .max_shared_bytes = max_shared_bytes_};
+          .max_shared_bytes = max_shared_bytes_,
+          .compute_capability = properties_.major * 10 + properties_.minor};
 }
 
 }  // namespace cuda

@@ -68,7 +68,7 @@ void CudaBackend::redundancy(Queue& queue, const RedundancyParams& p) {
   ZIPAGE_CHECK(p.scope != RedundancyScope::kOff && p.redundancy != nullptr && p.scratch != nullptr,
                "redundancy: nothing to compute");
   ZIPAGE_CHECK(p.keys == RedundancyKeys::kRotated ||
-                   (p.cos_sin != nullptr && p.rotary_dim > 0 && p.rotary_dim % 4 == 0 && p.rotary_dim <= head_dim),
+                   (p.cos_sin != nullptr && p.rotary_dim > 0 && p.rotary_dim % 16 == 0 && p.rotary_dim <= head_dim),
                "redundancy: content keys need the rotation table (rotary size {}, head size {})", p.rotary_dim,
                head_dim);
   ZIPAGE_CHECK(p.temperature > 0 && p.threshold >= 0, "redundancy: temperature {}, threshold {}", p.temperature,

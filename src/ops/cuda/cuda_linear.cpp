@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "base/check.h"
@@ -15,8 +16,9 @@ namespace zipage::cuda {
 namespace {
 
 constexpr int64_t kStagingElements = int64_t{8} << 20;
-constexpr int kCandidates = 12;
+constexpr int kCandidates = 24;
 constexpr int kTimedRuns = 4;
+constexpr size_t kColdBytes = size_t{96} << 20;
 
 void check_blas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS) {
@@ -112,22 +114,29 @@ CudaLinear::~CudaLinear() {
   cudaFree(data_);
 }
 
+struct Gemm::Call {
+  const Launch& launch;
+  const Matrix& x;
+  const CudaLinear& weight;
+  const float* bias;
+  const Matrix& out;
+};
+
 // Column-major as cuBLASLt sees it: out^T [out, rows] = weight [in, out]^T * x^T [in, rows].
 struct Gemm::Problem {
   cublasLtMatmulDesc_t op = nullptr;
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
 
-  Problem(const CudaLinear& w, int64_t rows, int64_t x_stride, const Matrix& o) {
+  explicit Problem(const Call& call) {
+    const int64_t in = call.weight.in_features(), features = call.weight.out_features();
+    const cudaDataType_t out_type = call.out.dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
     check_blas(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
     const cublasOperation_t transposed = CUBLAS_OP_T;
     check_blas(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)),
                "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, w.in_features(), w.out_features(), w.in_features()),
-               "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, w.in_features(), rows, x_stride), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&out, o.dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF, w.out_features(),
-                                          rows, o.stride),
-               "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, in, features, in), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, in, call.x.rows, call.x.stride), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&out, out_type, features, call.x.rows, call.out.stride), "linear");
   }
   ~Problem() {
     cublasLtMatrixLayoutDestroy(out);
@@ -142,80 +151,134 @@ struct Gemm::Problem {
 Gemm::Gemm() {
   check_blas(cublasLtCreate(&handle_), "its start");
 }
+
 Gemm::~Gemm() {
   cublasLtDestroy(handle_);
+  cudaFree(cold_memory_);
 }
 
-bool Gemm::candidates(const Problem& problem, int wanted, std::vector<cublasLtMatmulHeuristicResult_t>& found) const {
+std::vector<Gemm::Choice> Gemm::candidates(const Call& call, const Problem& problem, int wanted) const {
   cublasLtMatmulPreference_t preference = nullptr;
   check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
   const size_t bytes = kGemmWorkspaceBytes;
   check_blas(
       cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes)),
       "linear");
-  found.resize(static_cast<size_t>(wanted));
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(wanted));
   int count = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_, problem.op, problem.weight, problem.x, problem.out, problem.out,
                                      preference, wanted, found.data(), &count);
   cublasLtMatmulPreferenceDestroy(preference);
-  found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(count) : 0);
-  return !found.empty();
+  std::vector<Choice> choices;
+  for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
+    choices.push_back({.own = std::nullopt, .algorithm = found[static_cast<size_t>(i)].algo});
+  }
+  if (choices.empty()) {
+    throw DeviceError(fmt::format("cuBLASLt has no algorithm for [{}, {}] by [{}, {}].", call.x.rows, call.x.cols,
+                                  call.weight.out_features(), call.weight.in_features()));
+  }
+  return choices;
 }
 
-void Gemm::run(cudaStream_t stream, std::byte* workspace, const Matrix& x, const CudaLinear& weight,
-               const Matrix& out) {
-  const Problem problem(weight, x.rows, x.stride, out);
+cublasStatus_t Gemm::multiply(const Call& call, const Choice& choice, const Problem& problem) const {
+  if (choice.own) {
+    gemm_hopper(call.launch, *choice.own, call.x, call.weight.data(), call.bias, call.out);
+    return CUBLAS_STATUS_SUCCESS;
+  }
   const float one = 1.0F, zero = 0.0F;
-  const auto multiply = [&](const cublasLtMatmulAlgo_t& algorithm) {
-    return cublasLtMatmul(handle_, problem.op, &one, weight.data(), problem.weight, x.data, problem.x, &zero, out.data,
-                          problem.out, out.data, problem.out, &algorithm, workspace, kGemmWorkspaceBytes, stream);
-  };
+  return cublasLtMatmul(handle_, problem.op, &one, call.weight.data(), problem.weight, call.x.data, problem.x, &zero,
+                        call.out.data, problem.out, call.out.data, problem.out, &choice.algorithm, call.launch.scratch,
+                        kGemmWorkspaceBytes, call.launch.stream);
+}
 
-  const Key key{row_class(x.rows), weight.in_features(), weight.out_features(), out.stride, out.dtype == DType::kF32};
-  {
-    std::unique_lock lock(mutex_);
-    if (const auto it = chosen_.find(key); it != chosen_.end()) {
-      const cublasLtMatmulAlgo_t algorithm = it->second;
-      lock.unlock();
-      // The rest of a class of rows may be out of an algorithm's reach: then the library chooses for this one call.
-      if (multiply(algorithm) == CUBLAS_STATUS_SUCCESS) return;
-    }
+Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::vector<Choice>& candidates) {
+  if (cold_memory_ == nullptr && cudaMalloc(&cold_memory_, kColdBytes) != cudaSuccess) {
+    cudaGetLastError();  // the choice is the worse for it, no more
+    cold_memory_ = nullptr;
   }
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &capture), "linear");
-  const bool measure = capture == cudaStreamCaptureStatusNone;
-  std::vector<cublasLtMatmulHeuristicResult_t> found;
-  if (!candidates(problem, measure ? kCandidates : 1, found)) {
-    throw DeviceError(fmt::format("cuBLASLt has no algorithm for [{}, {}] x [{}, {}]", x.rows, x.cols,
-                                  weight.in_features(), weight.out_features()));
-  }
-  if (!measure || found.size() == 1) {
-    check_blas(multiply(found.front().algo), "linear");
-    return;
-  }
-
+  const cudaStream_t stream = call.launch.stream;
   cudaEvent_t start = nullptr, stop = nullptr;
   check(cudaEventCreate(&start), "linear");
   check(cudaEventCreate(&stop), "linear");
   float best = 0.0F;
-  const cublasLtMatmulAlgo_t* fastest = nullptr;
-  for (const auto& candidate : found) {
-    if (multiply(candidate.algo) != CUBLAS_STATUS_SUCCESS) continue;  // also warms up
-    check(cudaEventRecord(start, stream), "linear");
-    for (int i = 0; i < kTimedRuns; ++i) check_blas(multiply(candidate.algo), "linear");
-    check(cudaEventRecord(stop, stream), "linear");
-    check(cudaEventSynchronize(stop), "linear");
-    float milliseconds = 0.0F;
-    check(cudaEventElapsedTime(&milliseconds, start, stop), "linear");
-    if (fastest == nullptr || milliseconds < best) fastest = &candidate.algo, best = milliseconds;
+  const Choice* fastest = nullptr;
+  for (const Choice& candidate : candidates) {
+    if (multiply(call, candidate, problem) != CUBLAS_STATUS_SUCCESS) continue;  // also warms up
+    float milliseconds = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < kTimedRuns; ++i) {
+      if (cold_memory_ != nullptr) check(cudaMemsetAsync(cold_memory_, i, kColdBytes, stream), "linear");
+      check(cudaEventRecord(start, stream), "linear");
+      check_blas(multiply(call, candidate, problem), "linear");
+      check(cudaEventRecord(stop, stream), "linear");
+      check(cudaEventSynchronize(stop), "linear");
+      float once = 0.0F;
+      check(cudaEventElapsedTime(&once, start, stop), "linear");
+      milliseconds = std::min(milliseconds, once);
+    }
+    if (fastest == nullptr || milliseconds < best) fastest = &candidate, best = milliseconds;
   }
   cudaEventDestroy(start);
   cudaEventDestroy(stop);
-  if (fastest == nullptr) throw DeviceError("cuBLASLt ran none of its own candidates");
-  check_blas(multiply(*fastest), "linear");
+  if (fastest == nullptr) throw DeviceError("cuBLASLt ran none of its own candidates.");
+  return *fastest;
+}
+
+// With a bias: the product in fp32, as many rows at a time as there is scratch for, and the sum rounded once.
+void Gemm::run_on_library(const Call& call) {
+  const int64_t stride = (call.out.cols + 7) / 8 * 8;
+  const auto room = static_cast<int64_t>((call.launch.scratch_bytes - kGemmWorkspaceBytes) / sizeof(float)) / stride;
+  ZIPAGE_CHECK(room > 0, "linear: {} features with a bias", call.out.cols);
+  const int64_t out_element = call.out.dtype == DType::kF32 ? 4 : 2;
+  for (int64_t row = 0; row < call.x.rows; row += room) {
+    Matrix x = call.x, out = call.out;
+    x.rows = out.rows = std::min(room, call.x.rows - row);
+    x.data = static_cast<std::byte*>(x.data) + row * x.stride * 2;
+    out.data = static_cast<std::byte*>(out.data) + row * out.stride * out_element;
+    const Matrix product{.data = call.launch.scratch + kGemmWorkspaceBytes,
+                         .dtype = DType::kF32,
+                         .rows = x.rows,
+                         .cols = out.cols,
+                         .stride = stride};
+    run(call.launch, x, call.weight, nullptr, product);
+    add_bias(call.launch, product, call.bias, out);
+  }
+}
+
+void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out) {
+  const Call call{launch, x, weight, bias, out};
+  const int64_t in = weight.in_features(), features = weight.out_features();
+  const std::vector<GemmPlan> own = gemm_hopper_plans(launch, x.rows, in, features, x.stride, out.stride);
+  if (bias != nullptr && own.empty()) return run_on_library(call);
+
+  const Key key{row_class(x.rows), in, features, x.stride, out.stride, out.dtype == DType::kF32, bias != nullptr};
+  std::optional<Choice> choice;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = chosen_.find(key); it != chosen_.end()) choice = it->second;
+  }
+  if (choice && choice->own) return gemm_hopper(launch, *choice->own, x, weight.data(), bias, out);
+  const Problem problem(call);
+  // The rest of a class of rows may be out of an algorithm's reach: then the library chooses for this one call.
+  if (choice && multiply(call, *choice, problem) == CUBLAS_STATUS_SUCCESS) return;
+
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(launch.stream, &capture), "linear");
+  const bool can_measure = capture == cudaStreamCaptureStatusNone;
+  std::vector<Choice> all;
+  for (const GemmPlan& plan : own) all.push_back({.own = plan});
+  if (bias == nullptr) {
+    const std::vector<Choice> library = candidates(call, problem, can_measure ? kCandidates : 1);
+    all.insert(all.begin(), library.begin(), library.end());
+  }
+  if (!can_measure) {
+    check_blas(multiply(call, all.front(), problem), "linear");
+    return;
+  }
   const std::lock_guard lock(mutex_);
-  chosen_.insert_or_assign(key, *fastest);
+  const Choice fastest = measure(call, problem, all);
+  chosen_.insert_or_assign(key, fastest);
+  check_blas(multiply(call, fastest, problem), "linear");
 }
 
 }  // namespace zipage::cuda

@@ -1,16 +1,18 @@
 // bf16 weights on the device and their GEMMs through cuBLASLt.
 //
-// Thread-safety: a Gemm may be used from several threads, each with a stream and a workspace of its own.
+// Thread-safety: a Gemm may be used from several threads, each with a stream and scratch of its own.
 #pragma once
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
 #include <map>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <vector>
 
+#include "ops/cuda/gemm_hopper.h"
 #include "ops/ops.h"
 
 namespace zipage::cuda {
@@ -37,9 +39,11 @@ class CudaLinear final : public Linear {
 
 inline constexpr size_t kGemmWorkspaceBytes = size_t{32} << 20;
 
-// x [rows, in] times weight^T to out [rows, out], fp32 accumulation.
-// The first call of a kind of shape outside a graph capture times the candidates on the stream and remembers the
-// fastest; inside a capture an unknown shape takes the library's own first choice.
+// out [rows, out_features] = x [rows, in_features] times weight^T, plus bias; fp32 accumulation, one rounding. The
+// launch's scratch begins with kGemmWorkspaceBytes for cuBLASLt.
+//
+// The first call of a class of shapes outside a graph capture times the candidates, the library's and our own, on the
+// stream and remembers the fastest; inside a capture an unknown shape takes the library's own first choice.
 class Gemm {
  public:
   Gemm();
@@ -47,20 +51,30 @@ class Gemm {
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
-  void run(cudaStream_t stream, std::byte* workspace, const Matrix& x, const CudaLinear& weight, const Matrix& out);
+  void run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out);
 
  private:
   struct Key {
-    int64_t rows, in, out, out_stride;
-    bool fp32_out;
+    int64_t rows, in, out, x_stride, out_stride;
+    bool fp32_out, bias;
     auto operator<=>(const Key&) const = default;
   };
+  struct Choice {
+    std::optional<GemmPlan> own;  // else the library's algorithm
+    cublasLtMatmulAlgo_t algorithm{};
+  };
   struct Problem;
-  bool candidates(const Problem& problem, int wanted, std::vector<cublasLtMatmulHeuristicResult_t>& found) const;
+  struct Call;
+
+  std::vector<Choice> candidates(const Call& call, const Problem& problem, int wanted) const;
+  cublasStatus_t multiply(const Call& call, const Choice& choice, const Problem& problem) const;
+  Choice measure(const Call& call, const Problem& problem, const std::vector<Choice>& candidates);
+  void run_on_library(const Call& call);
 
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
-  std::map<Key, cublasLtMatmulAlgo_t> chosen_;  // guarded by mutex_
+  std::map<Key, Choice> chosen_;  // guarded by mutex_
+  void* cold_memory_ = nullptr;   // written between timed runs, so that no weight lies in the cache; guarded by mutex_
 };
 
 }  // namespace zipage::cuda

@@ -1,7 +1,6 @@
 // The Backend's ops on CUDA: checks, then the kernel's launcher.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -69,31 +68,7 @@ void CudaBackend::linear(Queue& queue, const LinearParams& p) {
                weight.in_features(), p.out.rows, p.out.cols);
   ZIPAGE_CHECK(p.out.dtype == DType::kBF16 || p.out.dtype == DType::kF32, "linear: out must be bf16 or f32");
   if (p.x.rows == 0) return;
-  const Launch where = launch(queue);
-  if (p.bias == nullptr) {
-    gemm_.run(where.stream, where.scratch, p.x, weight, p.out);
-  } else if (p.out.dtype == DType::kF32) {
-    gemm_.run(where.stream, where.scratch, p.x, weight, p.out);
-    add_bias(where, p.out, p.bias, p.out);
-  } else {
-    // The product in fp32, as many rows at a time as there is scratch for, and the sum rounded once.
-    const int64_t stride = (p.out.cols + 7) / 8 * 8;
-    const auto room = static_cast<int64_t>((where.scratch_bytes - kGemmWorkspaceBytes) / sizeof(float)) / stride;
-    ZIPAGE_CHECK(room > 0, "linear: {} features with a bias", p.out.cols);
-    for (int64_t row = 0; row < p.x.rows; row += room) {
-      Matrix x = p.x, out = p.out;
-      x.rows = out.rows = std::min(room, p.x.rows - row);
-      x.data = static_cast<std::byte*>(x.data) + row * x.stride * 2;
-      out.data = static_cast<std::byte*>(out.data) + row * out.stride * 2;
-      const Matrix product{.data = where.scratch + kGemmWorkspaceBytes,
-                           .dtype = DType::kF32,
-                           .rows = x.rows,
-                           .cols = out.cols,
-                           .stride = stride};
-      gemm_.run(where.stream, where.scratch, x, weight, product);
-      add_bias(where, product, p.bias, out);
-    }
-  }
+  gemm_.run(launch(queue), p.x, weight, p.bias, p.out);
   done("linear");
 }
 
@@ -103,7 +78,7 @@ void CudaBackend::qkv_rope_append(Queue& queue, const QkvRopeAppendParams& p) {
   const KvGeometry& g = p.kv.geometry;
   ZIPAGE_CHECK(p.qkv.cols == int64_t{p.num_heads + 2 * g.num_kv_heads} * g.head_dim, "qkv_rope_append: {} columns",
                p.qkv.cols);
-  ZIPAGE_CHECK(p.rotary_dim % 4 == 0 && p.rotary_dim <= g.head_dim && (p.rotary_dim == 0 || p.cos_sin != nullptr),
+  ZIPAGE_CHECK(p.rotary_dim % 16 == 0 && p.rotary_dim <= g.head_dim && (p.rotary_dim == 0 || p.cos_sin != nullptr),
                "qkv_rope_append: rotary size {} of {}", p.rotary_dim, g.head_dim);
   ZIPAGE_CHECK(p.ring.data == nullptr || p.batch.query_ring_rows != nullptr, "qkv_rope_append: a ring without rows");
   if (p.batch.num_tokens == 0) return;
@@ -129,7 +104,9 @@ void CudaBackend::attention(Queue& queue, const AttentionParams& p) {
     attention_decode(where, p);
   }
   const int first = split ? p.batch.num_decodes : 0;
-  if (p.batch.num_seqs > first) attention_prefill(where, p, first);
+  if (p.batch.num_seqs > first) {
+    (serves_prefill_hopper(where, p) ? attention_prefill_hopper : attention_prefill)(where, p, first);
+  }
   done("attention");
 }
 

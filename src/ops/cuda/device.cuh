@@ -72,7 +72,7 @@ __device__ __forceinline__ uint32_t float2_to_fp8x2(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
-// ---- reductions -----------------------------------------------------------------------------------------------------
+// ---- reductions ----------------------------------------------------------------------------------------------------
 
 struct Sum {
   __device__ static float combine(float a, float b) { return a + b; }
@@ -101,8 +101,7 @@ __device__ __forceinline__ float block_reduce(float v, float* shared) {
   return warp_reduce<Op>(lane < warps ? shared[lane] : Op::identity());
 }
 
-// ---- asynchronous copies into shared memory
-// --------------------------------------------------------------------------
+// ---- asynchronous copies into shared memory ------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -137,8 +136,7 @@ __device__ __forceinline__ int swizzle(int row, int chunk) {
   return row * kRowBytes + chunk * 16;
 }
 
-// ---- tensor-core fragments
-// --------------------------------------------------------------------------------------------
+// ---- tensor-core fragments -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"

@@ -11,8 +11,9 @@ constexpr int kVector = 8;  // 16 bytes
 
 // ---- kernels ----
 
-__global__ void embedding_kernel(const bf16* __restrict__ table, const int32_t* __restrict__ token_ids, bf16* out,
-                                 int64_t out_stride, int hidden) {
+__global__ void embedding_kernel(const bf16* table, const int32_t* token_ids, bf16* out, int64_t out_stride,
+                                 int hidden) {
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   const auto* from = reinterpret_cast<const uint4*>(table + int64_t{token_ids[row]} * hidden);
   auto* to = reinterpret_cast<uint4*>(out + row * out_stride);
@@ -24,9 +25,8 @@ __global__ void embedding_kernel(const bf16* __restrict__ table, const int32_t* 
 // ---- launcher ----
 
 void embedding(const Launch& launch, const EmbeddingParams& p, const void* table) {
-  embedding_kernel<<<p.out.rows, kThreads, 0, launch.stream>>>(static_cast<const bf16*>(table), p.token_ids,
-                                                               static_cast<bf16*>(p.out.data), p.out.stride,
-                                                               static_cast<int>(p.out.cols));
+  run(launch, embedding_kernel, p.out.rows, kThreads, 0, static_cast<const bf16*>(table), p.token_ids,
+      static_cast<bf16*>(p.out.data), p.out.stride, static_cast<int>(p.out.cols));
 }
 
 }  // namespace zipage::cuda

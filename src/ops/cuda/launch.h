@@ -21,7 +21,8 @@ struct Launch {
   size_t scratch_bytes = 0;
   int32_t* counters = nullptr;  // [kNumCounters] of this queue, zero between ops
   int num_sms = 0;
-  int max_shared_bytes = 0;  // dynamic shared memory that one block may ask for
+  int max_shared_bytes = 0;    // dynamic shared memory that one block may ask for
+  int compute_capability = 0;  // 90 is 9.0
 };
 inline constexpr int kNumCounters = 1 << 16;
 
@@ -64,8 +65,35 @@ __device__ inline int64_t score_index(const KvGeometry& g, int layer, int64_t bl
 }
 #endif
 
-// ---- one per op; the files bear the ops' names
-// ------------------------------------------------------------------------
+#ifdef __CUDACC__
+// Starts a kernel. From Hopper on it may start while the kernel before it still runs: its blocks fill the
+// multiprocessors as these become free and wait in wait_for_previous(), which every block of every kernel calls before
+// it touches what others wrote.
+template <typename... Params, typename... Args>
+void run(const Launch& launch, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
+         const Args&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = launch.stream;
+  config.attrs = &early;
+  config.numAttrs = launch.compute_capability >= 90 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "a kernel's start");
+}
+
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+#endif
+
+// ---- one per op; the files bear the ops' names ---------------------------------------------------------------------
 
 void embedding(const Launch&, const EmbeddingParams&, const void* table);
 void rms_norm(const Launch&, const RmsNormParams&);
@@ -84,6 +112,9 @@ size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim);
 // All other rows. Also decode rows of models whose groups attention_decode does not serve.
 void attention_prefill(const Launch&, const AttentionParams&, int first_seq);
 inline constexpr int kMaxDecodeGroup = 16;
+// The same with Hopper's own instructions, for the shapes that it serves.
+bool serves_prefill_hopper(const Launch&, const AttentionParams&);
+void attention_prefill_hopper(const Launch&, const AttentionParams&, int first_seq);
 
 void window_scores(const Launch&, const WindowScoreParams&);
 size_t window_scores_scratch_bytes(const KvGeometry&, int num_heads, int window, int num_slots);

@@ -7,6 +7,7 @@ namespace {
 
 // ---- numbers ----
 constexpr int kThreads = 1024;
+constexpr int kAhead = 8;  // logits of a thread on their way
 
 struct Args {
   const float* logits;
@@ -53,6 +54,7 @@ __device__ Best block_best(Best v, Best* shared) {
 }
 
 __global__ void __launch_bounds__(kThreads) logprobs_kernel(const Args a) {
+  wait_for_previous();
   __shared__ float sums[kWarpSize];
   __shared__ Best bests[kWarpSize];
   const int64_t row = blockIdx.x;
@@ -62,15 +64,24 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const Args a) {
 
   float maximum = -INFINITY, sum = 0.0F;
   int above = 0;
-  for (int i = threadIdx.x; i < a.vocab; i += kThreads) {
-    const float x = finite(logits[i]);
+  const auto take = [&](int i, float x) {
     above += x > own || (x == own && i < chosen);
-    if (x == -INFINITY) continue;
+    if (x == -INFINITY) return;
     if (x > maximum) {
       sum *= exp2_fast((maximum - x) * kLog2e);
       maximum = x;
     }
     sum += exp2_fast((x - maximum) * kLog2e);
+  };
+  for (int first = threadIdx.x; first < a.vocab; first += kAhead * kThreads) {
+    float ahead[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      ahead[u] = first + u * kThreads < a.vocab ? logits[first + u * kThreads] : -INFINITY;
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (first + u * kThreads < a.vocab) take(first + u * kThreads, finite(ahead[u]));
+    }
   }
   const float top = block_reduce<Max>(maximum, sums);
   sum = block_reduce<Sum>(maximum == -INFINITY ? 0.0F : sum * exp2_fast((maximum - top) * kLog2e), sums);
@@ -111,7 +122,7 @@ void logprobs(const Launch& launch, const LogprobsParams& p) {
                p.out_rank,
                p.out_top_ids,
                p.out_top};
-  logprobs_kernel<<<p.logits.rows, kThreads, 0, launch.stream>>>(a);
+  run(launch, logprobs_kernel, p.logits.rows, kThreads, 0, a);
 }
 
 }  // namespace zipage::cuda

@@ -1,4 +1,5 @@
-// QK-norm, RoPE, KV append and the query ring in one pass: a warp takes one head of one token.
+// QK-norm, RoPE, KV append and the query ring in one pass. A few lanes take a head, 16 bytes each; a block takes a
+// token (or a share of its heads), so the token's cosines and sines are read once.
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/launch.h"
 
@@ -6,13 +7,13 @@ namespace zipage::cuda {
 namespace {
 
 // ---- numbers ----
-constexpr int kWarps = 8;
-constexpr int kMaxPairs = 4;  // 16-bit pairs a lane holds: head_dim up to 256
+constexpr int kThreads = 128;
+constexpr int kVector = 8;  // elements a lane holds
 
 struct Args {
   bf16* qkv;  // [num_tokens, stride]
   int64_t stride;
-  int num_tokens, num_heads, head_dim, rotary_dim, layer, num_ring_rows;
+  int num_heads, rotary_dim, layer, num_ring_rows;
   float eps;
   const float *q_norm, *k_norm, *cos_sin, *k_scale, *v_scale;
   const int32_t *positions, *slot_mapping, *ring_rows;
@@ -22,108 +23,110 @@ struct Args {
 
 // ---- kernels ----
 
-__device__ __forceinline__ void store_kv(const Args& a, std::byte* row, int pair, float2 v, const float* scales,
-                                         int head) {
-  if (a.kv.is_fp8) {
-    const float inverse = 1.0F / scales[a.layer * a.kv.num_kv_heads + head];
-    reinterpret_cast<uint16_t*>(row)[pair] = static_cast<uint16_t>(float2_to_fp8x2(v.x * inverse, v.y * inverse));
-  } else {
-    reinterpret_cast<uint32_t*>(row)[pair] = pack(v.x, v.y);
+__device__ __forceinline__ void load8(const float* from, float (&out)[kVector]) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+
+template <int kHeadDim>
+__global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
+  constexpr int kChunks = kHeadDim / kVector;
+  constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // a power of two, for the exchange between lanes
+  constexpr int kHeadsAtOnce = kThreads / kLanes;
+  const int64_t token = blockIdx.x;
+  const int c = threadIdx.x % kLanes;  // the lane's 8 elements of the head
+  const bool active = c < kChunks;
+  const int num_kv_heads = a.kv.num_kv_heads, heads = a.num_heads + 2 * num_kv_heads;
+  const int slot = a.slot_mapping[token], ring_row = a.ring != nullptr ? a.ring_rows[token] : -1;
+
+  const int half = a.rotary_dim / (2 * kVector);
+  const bool rotates = c < 2 * half, low = c < half;
+  const int partner = threadIdx.x % kWarpSize + (!rotates ? 0 : low ? half : -half);
+  float cosine[kVector] = {}, sine[kVector] = {};
+  if (rotates) {
+    const float* table = a.cos_sin + int64_t{a.positions[token]} * a.rotary_dim + (low ? c : c - half) * kVector;
+    load8(table, cosine);
+    load8(table + half * kVector, sine);
+    if (low) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sine[e] = -sine[e];
+    }
+  }
+
+  for (int base = blockIdx.y * kHeadsAtOnce; base < heads; base += gridDim.y * kHeadsAtOnce) {
+    const int head = base + static_cast<int>(threadIdx.x) / kLanes;
+    const bool is_query = head < a.num_heads, is_value = head >= a.num_heads + num_kv_heads;
+    auto* at = reinterpret_cast<uint4*>(a.qkv + token * a.stride + int64_t{head} * kHeadDim) + c;
+    const bool here = active && head < heads;
+    float x[kVector] = {};
+    if (here) unpack8(*at, x);
+    const float* norm = is_query ? a.q_norm : a.k_norm;
+    if (a.q_norm != nullptr || a.k_norm != nullptr) {
+      float squares = 0.0F;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) squares += x[e] * x[e];
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset >>= 1) squares += __shfl_xor_sync(kFullMask, squares, offset);
+      if (here && !is_value && norm != nullptr) {
+        const float scale = rsqrtf(squares / static_cast<float>(kHeadDim) + a.eps);
+        float w[kVector];
+        load8(norm + c * kVector, w);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) x[e] *= scale * w[e];
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const float other = __shfl_sync(kFullMask, x[e], partner);
+      if (rotates && !is_value) x[e] = x[e] * cosine[e] + other * sine[e];
+    }
+    if (!here) continue;
+    if (is_query) {
+      const uint4 v = pack8(x);
+      *at = v;
+      if (ring_row >= 0) {
+        const int64_t row = (int64_t{a.layer} * a.num_ring_rows + ring_row) * a.num_heads + head;
+        reinterpret_cast<uint4*>(a.ring + row * kHeadDim)[c] = v;
+      }
+    } else if (slot >= 0) {
+      const int kv_head = head - a.num_heads - (is_value ? num_kv_heads : 0);
+      std::byte* row = a.kv.key_row(a.layer, slot / a.kv.block_size, kv_head, slot % a.kv.block_size);
+      if (is_value) row += a.kv.value_offset;
+      if (a.kv.is_fp8) {
+        const float inverse = 1.0F / (is_value ? a.v_scale : a.k_scale)[a.layer * num_kv_heads + kv_head];
+        uint32_t words[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          words[i] = float2_to_fp8x2(x[4 * i] * inverse, x[4 * i + 1] * inverse) |
+                     float2_to_fp8x2(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
+        }
+        reinterpret_cast<uint2*>(row)[c] = make_uint2(words[0], words[1]);
+      } else {
+        reinterpret_cast<uint4*>(row)[c] = pack8(x);
+      }
+    }
   }
 }
 
-__global__ void __launch_bounds__(kWarps* kWarpSize) qkv_rope_append_kernel(const Args a) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int heads = a.num_heads + 2 * a.kv.num_kv_heads;
-  const int64_t unit = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-  const int token = static_cast<int>(unit / heads);
-  const int head = static_cast<int>(unit % heads);
-  if (token >= a.num_tokens) return;
-  const bool is_query = head < a.num_heads;
-  const bool is_value = head >= a.num_heads + a.kv.num_kv_heads;
-  const int kv_head = is_value ? head - a.num_heads - a.kv.num_kv_heads : head - a.num_heads;
-  const int slot = a.slot_mapping[token];
-  if (!is_query && slot < 0) return;
+// ---- launcher ----
 
-  const int pairs = a.head_dim / 2, rotary_pairs = a.rotary_dim / 2, half_pairs = a.rotary_dim / 4;
-  auto* in = reinterpret_cast<uint32_t*>(a.qkv + token * a.stride + int64_t{head} * a.head_dim);
-  float2 own[kMaxPairs], partner[kMaxPairs];
-  float squares = 0.0F;
-#pragma unroll
-  for (int j = 0; j < kMaxPairs; ++j) {
-    const int c = lane + j * kWarpSize;
-    if (c >= pairs) break;
-    own[j] = unpack(in[c]);
-    squares += own[j].x * own[j].x + own[j].y * own[j].y;
-    if (c < rotary_pairs) partner[j] = unpack(in[c < half_pairs ? c + half_pairs : c - half_pairs]);
-  }
-  __syncwarp();  // every lane has read before any writes in place
-
-  if (!is_value) {
-    const float* norm = is_query ? a.q_norm : a.k_norm;
-    if (norm != nullptr) {
-      const float scale = rsqrtf(warp_reduce<Sum>(squares) / static_cast<float>(a.head_dim) + a.eps);
-#pragma unroll
-      for (int j = 0; j < kMaxPairs; ++j) {
-        const int c = lane + j * kWarpSize;
-        if (c >= pairs) break;
-        const float2 w = reinterpret_cast<const float2*>(norm)[c];
-        own[j].x *= scale * w.x, own[j].y *= scale * w.y;
-        if (c < rotary_pairs) {
-          const float2 v = reinterpret_cast<const float2*>(norm)[c < half_pairs ? c + half_pairs : c - half_pairs];
-          partner[j].x *= scale * v.x, partner[j].y *= scale * v.y;
-        }
-      }
-    }
-    const float* table = a.cos_sin + int64_t{a.positions[token]} * a.rotary_dim;
-#pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      if (c >= rotary_pairs) break;
-      const int angle = c < half_pairs ? c : c - half_pairs;
-      const float2 cosine = reinterpret_cast<const float2*>(table)[angle];
-      float2 sine = reinterpret_cast<const float2*>(table)[half_pairs + angle];
-      if (c < half_pairs) sine.x = -sine.x, sine.y = -sine.y;
-      own[j].x = own[j].x * cosine.x + partner[j].x * sine.x;
-      own[j].y = own[j].y * cosine.y + partner[j].y * sine.y;
-    }
-  }
-
-  if (is_query) {
-    const int ring_row = a.ring != nullptr ? a.ring_rows[token] : -1;
-    const int64_t row = (int64_t{a.layer} * a.num_ring_rows + ring_row) * a.num_heads + head;
-    auto* ring = reinterpret_cast<uint32_t*>(a.ring + row * a.head_dim);
-#pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      if (c >= pairs) break;
-      const uint32_t v = pack(own[j].x, own[j].y);
-      in[c] = v;
-      if (ring_row >= 0) ring[c] = v;
-    }
-  } else {
-    std::byte* row = a.kv.key_row(a.layer, slot / a.kv.block_size, kv_head, slot % a.kv.block_size);
-    if (is_value) row += a.kv.value_offset;
-#pragma unroll
-    for (int j = 0; j < kMaxPairs; ++j) {
-      const int c = lane + j * kWarpSize;
-      if (c >= pairs) break;
-      store_kv(a, row, c, own[j], is_value ? a.v_scale : a.k_scale, kv_head);
-    }
-  }
+template <int kHeadDim>
+void launch_append(const Launch& launch, const Args& a, int num_tokens) {
+  constexpr int kHeadsAtOnce = kThreads * kVector / (kHeadDim == 96 ? 128 : kHeadDim);
+  const int rounds = ceil_div(a.num_heads + 2 * a.kv.num_kv_heads, kHeadsAtOnce);
+  // Few tokens: every round a block of its own. Many: a block takes all heads and reads cosines and sines once.
+  const int parts = num_tokens < 2 * launch.num_sms ? rounds : 1;
+  run(launch, qkv_rope_append_kernel<kHeadDim>, dim3(num_tokens, parts), kThreads, 0, a);
 }
 
 }  // namespace
-
-// ---- launcher ----
 
 void qkv_rope_append(const Launch& launch, const QkvRopeAppendParams& p) {
   Args a{};
   a.qkv = static_cast<bf16*>(p.qkv.data);
   a.stride = p.qkv.stride;
-  a.num_tokens = p.batch.num_tokens;
   a.num_heads = p.num_heads;
-  a.head_dim = p.kv.geometry.head_dim;
   a.rotary_dim = p.rotary_dim;
   a.layer = p.layer;
   a.num_ring_rows = p.ring.num_query_slots * p.ring.window;
@@ -138,9 +141,16 @@ void qkv_rope_append(const Launch& launch, const QkvRopeAppendParams& p) {
   a.ring_rows = p.batch.query_ring_rows;
   a.kv = KvLayout(p.kv);
   a.ring = static_cast<bf16*>(p.ring.data);
-  const int64_t units = int64_t{p.batch.num_tokens} * (p.num_heads + 2 * p.kv.geometry.num_kv_heads);
-  qkv_rope_append_kernel<<<static_cast<unsigned>(ceil_div(units, int64_t{kWarps})), kWarps * kWarpSize, 0,
-                           launch.stream>>>(a);
+  switch (p.kv.geometry.head_dim) {
+    case 64:
+      return launch_append<64>(launch, a, p.batch.num_tokens);
+    case 96:
+      return launch_append<96>(launch, a, p.batch.num_tokens);
+    case 128:
+      return launch_append<128>(launch, a, p.batch.num_tokens);
+    default:
+      return launch_append<256>(launch, a, p.batch.num_tokens);
+  }
 }
 
 }  // namespace zipage::cuda

@@ -14,8 +14,8 @@ constexpr int kMaxThreads = 1024;  // rows up to 32,768 elements
 
 template <int kVectors>
 __global__ void rms_norm_kernel(const bf16* x, int64_t x_stride, bf16* residual, int64_t residual_stride,
-                                const float* __restrict__ weight, float eps, bf16* out, int64_t out_stride,
-                                int hidden) {
+                                const float* weight, float eps, bf16* out, int64_t out_stride, int hidden) {
+  wait_for_previous();
   __shared__ float reduction[kWarpSize];
   const int64_t row = blockIdx.x;
   const int vectors = hidden / kVector;
@@ -68,9 +68,9 @@ void rms_norm(const Launch& launch, const RmsNormParams& p) {
   const auto kernel = needed <= 1   ? rms_norm_kernel<1>
                       : needed <= 2 ? rms_norm_kernel<2>
                                     : rms_norm_kernel<kMaxVectors>;
-  kernel<<<p.x.rows, threads, 0, launch.stream>>>(static_cast<const bf16*>(p.x.data), p.x.stride,
-                                                  static_cast<bf16*>(p.residual.data), p.residual.stride, p.weight,
-                                                  p.eps, static_cast<bf16*>(p.out.data), p.out.stride, hidden);
+  run(launch, kernel, p.x.rows, threads, 0, static_cast<const bf16*>(p.x.data), p.x.stride,
+      static_cast<bf16*>(p.residual.data), p.residual.stride, p.weight, p.eps, static_cast<bf16*>(p.out.data),
+      p.out.stride, hidden);
 }
 
 }  // namespace zipage::cuda

@@ -1,10 +1,11 @@
 // The whole sampler on the device: one block a row, nothing is sorted.
 //
 // The filters come down to a least value, as on the CPU. Pass A finds the largest value and the largest of every
-// thread; the k-th largest of the threads' own is no more than the k-th of all, so pass B collects a short list that
-// holds every value that can stay, and the filters and the draw run on that list. A row whose list does not fit falls
-// back to passes over all of it. Ids whose logits are changed by penalties or bias are marked in bit maps: the passes
-// skip them and visit them by their lists, so the logits stay as they are.
+// thread. The k-th largest of the threads' own is no more than the k-th of all; for top_p alone, pass B sums the
+// weights by bins of value and finds the bin where the share is reached. Either way a floor is known, and the next pass
+// collects the few values above it: the filters and the draw run on that list. A row whose list does not fit is
+// searched by bisection over all of it. Ids whose logits are changed by penalties or bias are marked in bit maps: the
+// passes skip them and visit them by their lists, so the logits stay as they are.
 #include <algorithm>
 
 #include "ops/cuda/device.cuh"
@@ -16,10 +17,13 @@ namespace {
 
 // ---- numbers ----
 constexpr int kThreads = 1024;
-constexpr int kRadixBits = 8;
-constexpr int kBuckets = 1 << kRadixBits;
-constexpr int kListTopK = 512;  // top_k up to here gets a list by pass A
+constexpr int kVector = 4;  // ids a thread takes at once
+constexpr int kAhead = 4;   // vectors on their way
+constexpr int kBins = 1024;
+constexpr float kBinsPerUnit = 32.0F;  // bins cover relative values down to -32
+constexpr int kListTopK = 512;         // top_k up to here gets a list by pass A
 constexpr float kGreedyTemperature = 1e-5F;
+constexpr float kWeightless = -30.0F;           // e^x of a relative value x below this rounds to no weight
 constexpr float kWeightOne = 1099511627776.0F;  // 2^40: sums of weights are exact integers, so their order is no matter
 
 struct Args {
@@ -32,11 +36,10 @@ struct Shared {
   float reduction[kWarpSize];
   float best_value[kWarpSize];
   int best_id[kWarpSize];
-  unsigned long long histogram[kBuckets];
-  unsigned long long total;
+  unsigned long long sums[kWarpSize];
+  unsigned long long bins[kBins];  // weights by value
   int list_size;
-  int bucket;
-  unsigned long long above;
+  int bin;
 };
 
 // ---- kernels ----
@@ -103,9 +106,33 @@ struct Row {
   // f(id, value) once for every id below vocab, spread over the block.
   template <typename F>
   __device__ void for_each(F&& f) const {
-    for (int id = threadIdx.x; id < p.vocab; id += kThreads) {
-      if (marked(in_history, id) || marked(in_bias, id)) continue;
-      f(id, raw(id));
+    const bool aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
+    const int vectors = aligned ? p.vocab / kVector : 0;
+    for (int first = threadIdx.x; first < vectors; first += kAhead * kThreads) {
+      float4 ahead[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = first + u * kThreads;
+        if (i < vectors) ahead[u] = reinterpret_cast<const float4*>(logits)[i];
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int i = first + u * kThreads;
+        if (i >= vectors) break;
+        const float x[kVector] = {ahead[u].x, ahead[u].y, ahead[u].z, ahead[u].w};
+        const int word = i * kVector / 32, bit = i * kVector % 32;  // of the four ids in every bit map
+        const unsigned open = allowed != nullptr ? allowed[word] >> bit : ~0U;
+        unsigned listed = 0;
+        if (in_history != nullptr) listed |= in_history[word] >> bit;
+        if (in_bias != nullptr) listed |= in_bias[word] >> bit;
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          if ((listed >> j & 1U) == 0) f(i * kVector + j, (open >> j & 1U) != 0 && isfinite(x[j]) ? x[j] : -INFINITY);
+        }
+      }
+    }
+    for (int id = vectors * kVector + threadIdx.x; id < p.vocab; id += kThreads) {
+      if (!marked(in_history, id) && !marked(in_bias, id)) f(id, raw(id));
     }
     for (int i = history_begin + threadIdx.x; i < history_end; i += kThreads) {
       const int id = p.history_ids[i];
@@ -141,54 +168,67 @@ __device__ int block_argmax(float value, int id, Shared& shared) {
   return id;
 }
 
-// The largest key such that the weights of all values with at least that key reach `wanted`, or -inf's when all of them
-// together do not; weight(value) of each value that visit(f) shows. Four passes, one digit each.
+__device__ unsigned long long block_sum(unsigned long long v, Shared& shared) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_xor_sync(kFullMask, v, offset);
+  __syncthreads();
+  if (threadIdx.x % kWarpSize == 0) shared.sums[threadIdx.x / kWarpSize] = v;
+  __syncthreads();
+  v = shared.sums[threadIdx.x % kWarpSize];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_xor_sync(kFullMask, v, offset);
+  return v;
+}
+
+// The largest value such that the weights of all values no less than it reach `wanted`, or -inf when all of them
+// together do not. visit(f) shows every value, weight(value) is what it counts. Found bit by bit from the top of the
+// value's order key.
 template <typename Visit, typename Weight>
-__device__ uint32_t least_key(const Visit& visit, const Weight& weight, unsigned long long wanted, Shared& shared) {
-  uint32_t prefix = 0;
-  for (int shift = 32 - kRadixBits; shift >= 0; shift -= kRadixBits) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < kBuckets; i += kThreads) shared.histogram[i] = 0;
-    __syncthreads();
+__device__ float least_value(const Visit& visit, const Weight& weight, unsigned long long wanted, Shared& shared) {
+  uint32_t bound = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t higher = bound | 1U << bit;
+    unsigned long long sum = 0;
     visit([&](float value) {
-      const uint32_t key = order_key(value);
-      const bool inside = shift == 32 - kRadixBits || (key ^ prefix) >> (shift + kRadixBits) == 0;
-      if (inside) atomicAdd(&shared.histogram[key >> shift & (kBuckets - 1)], weight(value));
+      if (order_key(value) >= higher) sum += weight(value);
     });
-    __syncthreads();
-    if (threadIdx.x < kWarpSize) {  // one warp walks the buckets from the top, eight a lane
-      constexpr int kEach = kBuckets / kWarpSize;
-      unsigned long long own = 0;
-      for (int i = 0; i < kEach; ++i) own += shared.histogram[kBuckets - 1 - static_cast<int>(threadIdx.x) * kEach - i];
-      unsigned long long before = own;
-      for (int offset = 1; offset < kWarpSize; offset <<= 1) {
-        const unsigned long long other = __shfl_up_sync(kFullMask, before, offset);
-        if (threadIdx.x >= offset) before += other;
-      }
-      const unsigned reached = __ballot_sync(kFullMask, before >= wanted);
-      const int lane = reached == 0 ? kWarpSize - 1 : __ffs(reached) - 1;
-      if (threadIdx.x == lane) {
-        unsigned long long above = before - own;
-        int bucket = kBuckets - 1 - lane * kEach;
-        for (int i = 0; i < kEach - 1 && above + shared.histogram[bucket] < wanted; ++i)
-          above += shared.histogram[bucket--];
-        shared.bucket = reached == 0 ? -1 : bucket;
-        shared.above = above;
-      }
-    }
-    __syncthreads();
-    if (shared.bucket < 0) return order_key(-INFINITY);
-    prefix |= static_cast<uint32_t>(shared.bucket) << shift;
-    wanted -= shared.above;
+    if (block_sum(sum, shared) >= wanted) bound = higher;
   }
-  return prefix;
+  return bound <= order_key(-INFINITY) ? -INFINITY : from_order_key(bound);
 }
 
 __device__ unsigned long long weight_of(float x) {
   return static_cast<unsigned long long>(__expf(x) * kWeightOne);
 }
 
+__device__ unsigned long long share_of(unsigned long long total, float share) {
+  const auto wanted = static_cast<unsigned long long>(ceil(static_cast<double>(total) * static_cast<double>(share)));
+  return wanted > 0 ? wanted : 1;
+}
+
+// The lower end of the bin in which the weights, added up from the top, reach `wanted`; -inf when no bin does.
+__device__ float bin_floor(unsigned long long wanted, Shared& shared) {
+  static_assert(kBins == kThreads);
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  unsigned long long sum = shared.bins[threadIdx.x];
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+    const unsigned long long other = __shfl_up_sync(kFullMask, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  __syncthreads();
+  if (lane == kWarpSize - 1) shared.sums[warp] = sum;
+  if (threadIdx.x == 0) shared.bin = kBins;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += shared.sums[w];
+  if (sum >= wanted) atomicMin(&shared.bin, static_cast<int>(threadIdx.x));
+  __syncthreads();
+  // One bin further down: the bins' borders are rounded.
+  return shared.bin >= kBins - 2 ? -INFINITY : -static_cast<float>(shared.bin + 2) / kBinsPerUnit;
+}
+
 __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ Args a) {
+  wait_for_previous();
   extern __shared__ __align__(16) std::byte dynamic[];
   __shared__ Shared shared;
   const SampleParams& p = a.p;
@@ -225,6 +265,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   }
   const float largest = block_reduce<Max>(own, shared.reduction);
   const auto relative = [&](float x) { return (x - largest) / temperature; };
+  // A logit below cut(x) has a relative value below x, whatever the rounding: most ids end at this comparison.
+  const auto cut = [&](float x) { return largest + temperature * (x - 1e-3F) - fabsf(largest) * 1e-6F; };
 
   const int top_k = p.top_k != nullptr && p.top_k[index] > 0 && p.top_k[index] < p.vocab ? p.top_k[index] : 0;
   const float top_p = p.top_p != nullptr ? p.top_p[index] : 1.0F;
@@ -238,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   if (top_k > 0 && top_k <= kListTopK) {
     const auto threads = [&](auto&& f) { f(own_id >= 0 ? relative(own) : -INFINITY); };
     const auto count = [](float) { return 1ULL; };
-    floor = from_order_key(least_key(threads, count, static_cast<unsigned long long>(top_k), shared));
+    floor = least_value(threads, count, static_cast<unsigned long long>(top_k), shared);
   } else if (top_p < 1.0F) {
     // All values below it together weigh less than the share that top_p drops: the largest alone weighs 1.
     floor = logf(fmaxf(1.0F - top_p, 1e-7F) / static_cast<float>(p.vocab));
@@ -248,25 +290,51 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   float value = -INFINITY;
   int token = -1;
   const auto draw = [&](int id, float x) {
-    if (!(x >= least) || x == -INFINITY || x + kSampleNoiseLargest < value) return;
+    if (!(x >= least) || x == -INFINITY) return;
     const float u = sample_noise_uniform(sample_noise_bits(key, static_cast<uint32_t>(id)));
+    // -log(-log(1 - u)) is at most -log(u), so a u above e^(x - value) loses without any logarithm.
+    if (u > __expf(x - value) * 1.001F) return;
     const float noisy = x - logf(-log1pf(-u));
     if (noisy > value || (noisy == value && id < token)) value = noisy, token = id;
   };
-  if (!filtered) {
-    row.for_each([&](int id, float x) { draw(id, relative(x)); });
-  } else {
-    if (threadIdx.x == 0) shared.list_size = 0, shared.total = 0;
-    __syncthreads();
-    unsigned long long weight = 0;
+  const auto draw_all = [&] {
+    draw(best, 0.0F);  // the likeliest sets a value that few can reach
+    float reach = cut(fmaxf(value - kSampleNoiseLargest, least));
     row.for_each([&](int id, float logit) {
+      if (!(logit >= reach) || id == best) return;
+      const float before = value;
+      draw(id, relative(logit));
+      if (value != before) reach = cut(fmaxf(value - kSampleNoiseLargest, least));
+    });
+  };
+  if (!filtered) {
+    draw_all();
+  } else {
+    unsigned long long total = 0;
+    if (top_k == 0) {
+      for (int i = threadIdx.x; i < kBins; i += kThreads) shared.bins[i] = 0;
+      __syncthreads();
+      const float weightless = cut(kWeightless);
+      row.for_each([&](int, float logit) {
+        if (!(logit >= weightless)) return;
+        const float x = relative(logit);
+        const unsigned long long weight = weight_of(x);
+        total += weight;
+        if (x >= floor) atomicAdd(&shared.bins[min(static_cast<int>(-x * kBinsPerUnit), kBins - 1)], weight);
+      });
+      total = block_sum(total, shared);
+      floor = fmaxf(floor, bin_floor(share_of(total, top_p), shared));
+    }
+    if (threadIdx.x == 0) shared.list_size = 0;
+    __syncthreads();
+    const float below = cut(floor);
+    row.for_each([&](int id, float logit) {
+      if (!(logit >= below)) return;
       const float x = relative(logit);
-      weight += weight_of(x);
       if (x == -INFINITY || !(x >= floor)) return;
       const int at = atomicAdd(&shared.list_size, 1);
       if (at < a.list_capacity) list[at] = x, list_ids[at] = id;
     });
-    if (top_k == 0) atomicAdd(&shared.total, weight);
     __syncthreads();
     const int size = shared.list_size;
     const bool fits = size <= a.list_capacity;
@@ -280,25 +348,21 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     float least_k = -INFINITY;
     if (top_k > 0) {
       const auto count = [](float) { return 1ULL; };
-      least_k = from_order_key(least_key(visit, count, static_cast<unsigned long long>(top_k), shared));
+      least_k = least_value(visit, count, static_cast<unsigned long long>(top_k), shared);
     }
     if (top_p < 1.0F) {
       const auto heavy = [&](float x) { return x >= least_k ? weight_of(x) : 0ULL; };
       if (top_k > 0) {
-        weight = 0;
-        visit([&](float x) { weight += heavy(x); });
-        atomicAdd(&shared.total, weight);
-        __syncthreads();
+        visit([&](float x) { total += heavy(x); });
+        total = block_sum(total, shared);
       }
-      const auto wanted =
-          static_cast<unsigned long long>(ceil(static_cast<double>(shared.total) * static_cast<double>(top_p)));
-      least = fmaxf(least, from_order_key(least_key(visit, heavy, wanted > 0 ? wanted : 1ULL, shared)));
+      least = fmaxf(least, least_value(visit, heavy, share_of(total, top_p), shared));
     }
     least = fminf(fmaxf(least, least_k), 0.0F);
     if (fits) {
       for (int i = threadIdx.x; i < size; i += kThreads) draw(list_ids[i], list[i]);
     } else {
-      row.for_each([&](int id, float x) { draw(id, relative(x)); });
+      draw_all();
     }
   }
   token = block_argmax(value, token, shared);
@@ -319,7 +383,7 @@ void sample(const Launch& launch, const SampleParams& p) {
   a.list_capacity = std::min(4096, room / 8) / 4 * 4;
   const int bytes = bitmap_bytes + a.list_capacity * 8;
   check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "sample");
-  sample_kernel<<<p.logits.rows, kThreads, bytes, launch.stream>>>(a);
+  run(launch, sample_kernel, p.logits.rows, kThreads, bytes, a);
 }
 
 }  // namespace zipage::cuda

@@ -11,8 +11,8 @@ constexpr int kVector = 8;
 
 // ---- kernels ----
 
-__global__ void silu_mul_kernel(const bf16* __restrict__ gate_up, int64_t stride, bf16* out, int64_t out_stride,
-                                int vectors) {
+__global__ void silu_mul_kernel(const bf16* gate_up, int64_t stride, bf16* out, int64_t out_stride, int vectors) {
+  wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= vectors) return;
   const int64_t row = blockIdx.y;
@@ -36,8 +36,8 @@ void silu_mul(const Launch& launch, const SiluMulParams& p) {
   constexpr int64_t kMaxRows = 65535;  // of a grid's second dimension
   for (int64_t row = 0; row < p.out.rows; row += kMaxRows) {
     const int64_t rows = p.out.rows - row < kMaxRows ? p.out.rows - row : kMaxRows;
-    silu_mul_kernel<<<dim3(ceil_div(vectors, kThreads), rows), kThreads, 0, launch.stream>>>(
-        in + row * p.gate_up.stride, p.gate_up.stride, out + row * p.out.stride, p.out.stride, vectors);
+    run(launch, silu_mul_kernel, dim3(ceil_div(vectors, kThreads), rows), kThreads, 0, in + row * p.gate_up.stride,
+        p.gate_up.stride, out + row * p.out.stride, p.out.stride, vectors);
   }
 }
 

@@ -46,6 +46,7 @@ __device__ void copy(std::byte* device, std::byte* host, int64_t bytes, bool to_
 }
 
 __global__ void __launch_bounds__(kThreads) swap_kernel(const __grid_constant__ SwapArgs a) {
+  wait_for_previous();
   for (int item = blockIdx.x; item < a.num_blocks * a.num_layers; item += gridDim.x) {
     const int i = item / a.num_layers, layer = item % a.num_layers;
     std::byte* host = a.host + a.host_blocks[i] * a.host_block_bytes;
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) swap_kernel(const __grid_constant__ 
 
 __global__ void kv_gather_kernel(KvLayout kv, int layer, int head, int head_dim, const int32_t* slots,
                                  const float* k_scale, const float* v_scale, float* k, float* v) {
+  wait_for_previous();
   const int slot = slots[blockIdx.x];
   const std::byte* row = kv.key_row(layer, slot / kv.block_size, head, slot % kv.block_size);
   for (int i = threadIdx.x; i < 2 * head_dim; i += blockDim.x) {
@@ -101,13 +103,13 @@ void swap(const Launch& launch, const SwapParams& p) {
     a.num_blocks = static_cast<int>(std::min<size_t>(kBlocksPerLaunch, p.blocks.size() - first));
     std::copy_n(p.blocks.begin() + first, a.num_blocks, a.blocks);
     std::copy_n(p.host_blocks.begin() + first, a.num_blocks, a.host_blocks);
-    swap_kernel<<<kGrid, kThreads, 0, launch.stream>>>(a);
+    run(launch, swap_kernel, kGrid, kThreads, 0, a);
   }
 }
 
 void kv_gather(const Launch& launch, const KvGatherParams& p, const int32_t* slots, int num_slots, float* k, float* v) {
-  kv_gather_kernel<<<num_slots, 128, 0, launch.stream>>>(KvLayout(p.kv), p.layer, p.kv_head, p.kv.geometry.head_dim,
-                                                         slots, p.kv.k_scale, p.kv.v_scale, k, v);
+  run(launch, kv_gather_kernel, num_slots, 128, 0, KvLayout(p.kv), p.layer, p.kv_head, p.kv.geometry.head_dim, slots,
+      p.kv.k_scale, p.kv.v_scale, k, v);
 }
 
 }  // namespace zipage::cuda

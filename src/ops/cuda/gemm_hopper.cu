@@ -1,0 +1,227 @@
+// Linear layers of a few rows on Hopper, limited by how fast the weights are read: out [rows, N] = x [rows, K] * weight
+// [N, K]^T.
+//
+// A cluster of blocks takes a tile of output columns; each block of it has a share of K, so x, too, is read in shares.
+// One warp fetches through the tensor copy engine, a warpgroup for every 64 rows multiplies, and at the end every block
+// of the cluster adds up a share of the tile from the shared memories of all, in the order of the blocks. Weights do
+// not depend on the kernel before this one: their first stages are on their way before it has ended.
+#include "ops/cuda/gemm_hopper.h"
+#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/tensor_map.h"
+
+namespace zipage::cuda {
+namespace {
+
+// ---- numbers ----
+constexpr int kGroupThreads = 128;  // of a warpgroup
+constexpr int kGroupRows = 64;
+constexpr int kDepth = 64;  // of K a stage holds: 128 bytes a row
+constexpr int kMaxStages = 10;
+constexpr int kSharedBytes = 216 * 1024;
+
+template <int kColumns, int kGroups>
+struct Shape {
+  static constexpr int kThreads = (1 + kGroups) * kGroupThreads;
+  static constexpr int kRowBytes = kDepth * 2;
+  static constexpr int kXBytes = kGroups * kGroupRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + kColumns * kRowBytes;
+  static constexpr int kFit = kSharedBytes / kStageBytes;
+  static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
+  static constexpr int kPitch = kColumns + 4;  // floats of a row of partial sums
+  static_assert(kGroups * kGroupRows * kPitch * 4 <= kStages * kStageBytes);
+};
+
+struct Args {
+  void* out;
+  int64_t out_stride;
+  const float* bias;                // or null
+  int rows, columns, steps, split;  // steps of kDepth in K; blocks of a cluster
+  bool fp32_out;
+};
+
+// ---- kernels ----
+
+template <int kColumns, int kGroups>
+__global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
+    gemm_kernel(const __grid_constant__ Args a, const __grid_constant__ CUtensorMap x_map,
+                const __grid_constant__ CUtensorMap weight_map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = Shape<kColumns, kGroups>;
+  extern __shared__ std::byte unaligned[];
+  __shared__ uint64_t full[S::kStages], free[S::kStages];
+  std::byte* stages = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  const int rank = static_cast<int>(blockIdx.x) % a.split, tile = static_cast<int>(blockIdx.x) / a.split;
+  const int begin = a.steps * rank / a.split, count = a.steps * (rank + 1) / a.split - begin;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kStages; ++i) {
+      barrier_init(&full[i], 1);
+      barrier_init(&free[i], kGroups);
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+
+  float* partial = reinterpret_cast<float*>(stages);  // [rows, kPitch], once all stages have been used
+  if (threadIdx.x < kGroupThreads) {
+    if (threadIdx.x == 0) {
+      const auto fetch_weight = [&](int step) {
+        const int stage = step % S::kStages;
+        barrier_arrive_expecting(&full[stage], S::kStageBytes);
+        copy_box(stages + stage * S::kStageBytes + S::kXBytes, &weight_map, (begin + step) * kDepth, tile * kColumns,
+                 &full[stage]);
+      };
+      const auto fetch_x = [&](int step) {
+        const int stage = step % S::kStages;
+        copy_box(stages + stage * S::kStageBytes, &x_map, (begin + step) * kDepth, 0, &full[stage]);
+      };
+      const int early = min(count, S::kStages);
+      for (int step = 0; step < early; ++step) fetch_weight(step);
+      wait_for_previous();
+      for (int step = 0; step < early; ++step) fetch_x(step);
+      for (int step = early; step < count; ++step) {
+        barrier_wait(&free[step % S::kStages], (step / S::kStages & 1) ^ 1);
+        fetch_weight(step);
+        fetch_x(step);
+      }
+    }
+  } else {
+    const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads - 1;
+    float d[kColumns / 2];
+    const uint32_t base = shared_address(stages);
+    for (int step = 0; step < count; ++step) {
+      const int stage = step % S::kStages;
+      barrier_wait(&full[stage], step / S::kStages & 1);
+      const uint32_t x = base + stage * S::kStageBytes + group * kGroupRows * S::kRowBytes;
+      const uint32_t weight = base + stage * S::kStageBytes + S::kXBytes;
+      product_begin();
+#pragma unroll
+      for (int k = 0; k < kDepth / 16; ++k) {
+        product_ss(d, operand(x + k * 32, 16, 1024), operand(weight + k * 32, 16, 1024), step > 0 || k > 0);
+      }
+      product_commit();
+      product_wait<1>();
+      // The product before this one is done with its stage.
+      if (step > 0 && thread == 0) barrier_arrive(&free[(step - 1) % S::kStages]);
+    }
+    product_wait<0>();
+    pin(d);
+    sync_threads(1, kGroups * kGroupThreads);  // all groups are done with the stages
+    const int row = group * kGroupRows + thread / kWarpSize * 16 + thread % kWarpSize / 4, t = thread % 4;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      *reinterpret_cast<float2*>(partial + row * S::kPitch + n * 8 + 2 * t) = make_float2(d[4 * n], d[4 * n + 1]);
+      *reinterpret_cast<float2*>(partial + (row + 8) * S::kPitch + n * 8 + 2 * t) =
+          make_float2(d[4 * n + 2], d[4 * n + 3]);
+    }
+  }
+  __syncthreads();
+  if (a.split > 1) cluster_sync();
+
+  // This block's share of the tile's columns, eight at a time.
+  const int share = kColumns / a.split, chunks = share / 8, first = rank * share;
+  for (int i = threadIdx.x; i < a.rows * chunks; i += S::kThreads) {
+    const int row = i / chunks, column = first + i % chunks * 8, global = tile * kColumns + column;
+    if (global >= a.columns) continue;
+    const uint32_t at = shared_address(partial + row * S::kPitch + column);
+    float v[8] = {};
+    for (int r = 0; r < a.split; ++r) {
+      const uint32_t there = a.split > 1 ? cluster_address(at, r) : at;
+      const float4 low = load_cluster(there), high = load_cluster(there + 16);
+      v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w, v[4] += high.x, v[5] += high.y, v[6] += high.z,
+          v[7] += high.w;
+    }
+    if (a.bias != nullptr) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] += a.bias[global + e];
+    }
+    if (a.fp32_out) {
+      auto* to = reinterpret_cast<float4*>(static_cast<float*>(a.out) + row * a.out_stride + global);
+      to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+      *reinterpret_cast<uint4*>(static_cast<bf16*>(a.out) + row * a.out_stride + global) = pack8(v);
+    }
+  }
+  if (a.split > 1) cluster_sync();  // nobody leaves while others read its shared memory
+#endif
+}
+
+// ---- launcher ----
+
+template <int kColumns, int kGroups>
+void launch_gemm(const Launch& launch, const Args& a, const Matrix& x, const void* weight) {
+  using S = Shape<kColumns, kGroups>;
+  const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, kGroups * kGroupRows);
+  const CUtensorMap weight_map = make_tensor_map(weight, a.columns, x.cols, x.cols, kColumns);
+  constexpr int kBytes = S::kStages * S::kStageBytes + 1024;
+  check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "linear");
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(a.split);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.columns, kColumns) * a.split));
+  config.blockDim = dim3(S::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = a.split > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, gemm_kernel<kColumns, kGroups>, a, x_map, weight_map), "linear");
+}
+
+template <int kColumns>
+void launch_groups(const Launch& launch, const Args& a, const Matrix& x, const void* weight) {
+  if (x.rows <= kGroupRows) {
+    launch_gemm<kColumns, 1>(launch, a, x, weight);
+  } else {
+    launch_gemm<kColumns, 2>(launch, a, x, weight);
+  }
+}
+
+}  // namespace
+
+std::vector<GemmPlan> gemm_hopper_plans(const Launch& launch, int64_t rows, int64_t in, int64_t out, int64_t x_stride,
+                                        int64_t out_stride) {
+  std::vector<GemmPlan> plans;
+  if (launch.compute_capability != 90 || rows > 2 * kGroupRows || in % 8 != 0 || out % 8 != 0 || x_stride % 8 != 0 ||
+      out_stride % 8 != 0) {
+    return plans;
+  }
+  for (const int columns : {64, 128, 192}) {
+    for (const int split : {1, 2, 4, 8}) {
+      const int64_t blocks = ceil_div(out, int64_t{columns}) * split;
+      // All blocks at once, most multiprocessors in use, and K enough for a pipeline in every block.
+      if (blocks > launch.num_sms || blocks * 10 < launch.num_sms * 6 || in / kDepth / split < 4 ||
+          columns / split % 8 != 0)
+        continue;
+      plans.push_back({columns, split});
+    }
+  }
+  return plans;
+}
+
+void gemm_hopper(const Launch& launch, const GemmPlan& plan, const Matrix& x, const void* weight, const float* bias,
+                 const Matrix& out) {
+  const Args a{.out = out.data,
+               .out_stride = out.stride,
+               .bias = bias,
+               .rows = static_cast<int>(x.rows),
+               .columns = static_cast<int>(out.cols),
+               .steps = static_cast<int>(ceil_div(x.cols, int64_t{kDepth})),
+               .split = plan.split,
+               .fp32_out = out.dtype == DType::kF32};
+  switch (plan.columns) {
+    case 64:
+      return launch_groups<64>(launch, a, x, weight);
+    case 128:
+      return launch_groups<128>(launch, a, x, weight);
+    default:
+      return launch_groups<192>(launch, a, x, weight);
+  }
+}
+
+}  // namespace zipage::cuda
