@@ -27,11 +27,11 @@ void add_bias(const Launch& launch, const Matrix& x, const float* bias, const Ma
   const auto* in = static_cast<const float*>(x.data);
   const int cols = static_cast<int>(out.cols);
   if (out.dtype == DType::kF32) {
-    run(launch, add_bias_kernel<float>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<float*>(out.data), out.stride,
-        cols);
+    run(launch, add_bias_kernel<float>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<float*>(out.data),
+        out.stride, cols);
   } else {
-    run(launch, add_bias_kernel<bf16>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<bf16*>(out.data), out.stride,
-        cols);
+    run(launch, add_bias_kernel<bf16>, out.rows, kThreads, 0, in, x.stride, bias, static_cast<bf16*>(out.data),
+        out.stride, cols);
   }
 }
 
