@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const __grid_constant
   __shared__ int2 rows[kSegment];                      // of the unit in the layer: source, target (or -1: stays)
   const Source& s = a.source;
   const int unit = blockIdx.x, block_size = s.kv.block_size;
+  if (blockIdx.y == 2) return move_numbers(a, unit);  // K, V, and what goes with them
   // Row r of the layer's pool seen as an array of rows; a block has `stride` of them.
   const int stride = 2 * s.kv.num_kv_heads * block_size, first = s.head(unit) * block_size;
   std::byte* pool = s.kv.data + s.layer(unit) * s.kv.layer_bytes + blockIdx.y * s.kv.value_offset;
@@ -118,7 +119,6 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const __grid_constant
     copy_wait<0>();
     __syncthreads();
   }
-  if (blockIdx.y == 0) move_numbers(a, unit);
 }
 
 // ---- launcher ----
@@ -128,7 +128,7 @@ void launch_compact(const Launch& launch, const Args& a) {
   constexpr int kBytes = kStages * kTile * kRowBytes;
   check(cudaFuncSetAttribute(compact_kernel<kRowBytes>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "compact");
-  run(launch, compact_kernel<kRowBytes>, dim3(a.source.num_units(), 2), kThreads, kBytes, a);
+  run(launch, compact_kernel<kRowBytes>, dim3(a.source.num_units(), 3), kThreads, kBytes, a);
 }
 
 }  // namespace

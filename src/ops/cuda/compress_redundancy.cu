@@ -46,37 +46,49 @@ struct Args : KeySource {
 
 // A block takes kSlots slots of one layer, a warp one of its KV heads: slots whose positions the heads share find their
 // cosines and sines in the nearest cache.
-template <int kHeadDim>
+template <int kHeadDim, bool kWide>
 __global__ void __launch_bounds__(kThreads, 2) prepare_kernel(const __grid_constant__ Args a) {
   wait_for_previous();
-  using L = Lanes<kHeadDim>;
+  using L = Lanes<kHeadDim, kWide>;
   const int lane = threadIdx.x % kWarpSize, c = lane % L::kCount;
   const int num_slots = a.source.num_slots, heads = a.source.kv.num_kv_heads;
   for (int head = threadIdx.x / kWarpSize; head < heads; head += blockDim.x / kWarpSize) {
     const int local = blockIdx.y * heads + head, unit = a.first_unit + local;
-    float sum[kVector] = {};
-    for_each_key<kHeadDim, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[kVector]) {
+    float sum[L::kVectors][kVector] = {};
+    for_each_key<kHeadDim, kWide, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[L::kVectors][kVector]) {
       float square = 0.0F;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) square += x[e] * x[e];
-      square = reduce_key<kHeadDim>(square);
+      for (int j = 0; j < L::kVectors; ++j) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) square = fmaf(x[j][e], x[j][e], square);
+      }
+      square = reduce_key<L>(square);
       const float inverse = square > 0.0F ? 1.0F / sqrtf(square) : 0.0F;
       if (c == 0 && t < num_slots) a.inverse[int64_t{unit} * num_slots + t] = inverse;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sum[e] += x[e] *= inverse;
-      if (a.unit_keys != nullptr && c < L::kChunks) {
-        auto* row = reinterpret_cast<uint4*>(a.unit_keys + (int64_t{local} * a.padded_slots + t) * kHeadDim);
-        row[c] = make_uint4(pack_half(x[0], x[1]), pack_half(x[2], x[3]), pack_half(x[4], x[5]), pack_half(x[6], x[7]));
+      for (int j = 0; j < L::kVectors; ++j) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum[j][e] += x[j][e] *= inverse;
+        if (a.unit_keys != nullptr && c < L::kChunks) {
+          auto* row = reinterpret_cast<uint4*>(a.unit_keys + (int64_t{local} * a.padded_slots + t) * kHeadDim);
+          row[c + j * L::kCount] = make_uint4(pack_half(x[j][0], x[j][1]), pack_half(x[j][2], x[j][3]),
+                                              pack_half(x[j][4], x[j][5]), pack_half(x[j][6], x[j][7]));
+        }
       }
     });
+    float* out = a.sums + (int64_t{unit} * gridDim.x + blockIdx.x) * kHeadDim;
 #pragma unroll
-    for (int offset = L::kCount; offset < kWarpSize; offset <<= 1) {
+    for (int j = 0; j < L::kVectors; ++j) {
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(kFullMask, sum[e], offset);
-    }
-    if (lane < L::kChunks) {
-      auto* out = reinterpret_cast<float4*>(a.sums + (int64_t{unit} * gridDim.x + blockIdx.x) * kHeadDim) + 2 * lane;
-      out[0] = make_float4(sum[0], sum[1], sum[2], sum[3]), out[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+      for (int offset = L::kCount; offset < kWarpSize; offset <<= 1) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum[j][e] += __shfl_xor_sync(kFullMask, sum[j][e], offset);
+      }
+      if (lane < L::kCount && c < L::kChunks) {
+        auto* to = reinterpret_cast<float4*>(out) + 2 * (c + j * L::kCount);
+        to[0] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+        to[1] = make_float4(sum[j][4], sum[j][5], sum[j][6], sum[j][7]);
+      }
     }
   }
 }
@@ -98,27 +110,33 @@ __global__ void chunk_sums_kernel(const __grid_constant__ Args a, int num_blocks
   }
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kWide>
 __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant__ Args a) {
   wait_for_previous();
-  using L = Lanes<kHeadDim>;
+  using L = Lanes<kHeadDim, kWide>;
   const int c = threadIdx.x % L::kCount;
   const int num_slots = a.source.num_slots, heads = a.source.kv.num_kv_heads;
   const int first_of_chunk = static_cast<int>(blockIdx.x) / (a.chunk / kSlots) * (a.chunk / kSlots);
   for (int head = threadIdx.x / kWarpSize; head < heads; head += blockDim.x / kWarpSize) {
     const int unit = a.first_unit + blockIdx.y * heads + head;
-    float u[kVector] = {};
-    if (c < L::kChunks) {
-      const auto* from =
-          reinterpret_cast<const uint4*>(a.sums + (int64_t{unit} * gridDim.x + first_of_chunk) * kHeadDim);
-      const uint4 both[2] = {from[2 * c], from[2 * c + 1]};
-      as_floats(both, u);
+    const auto* from =
+        reinterpret_cast<const float4*>(a.sums + (int64_t{unit} * gridDim.x + first_of_chunk) * kHeadDim);
+    float u[L::kVectors][kVector] = {};
+#pragma unroll
+    for (int j = 0; j < L::kVectors; ++j) {
+      if (c >= L::kChunks) break;
+      const float4 low = from[2 * (c + j * L::kCount)], high = from[2 * (c + j * L::kCount) + 1];
+      u[j][0] = low.x, u[j][1] = low.y, u[j][2] = low.z, u[j][3] = low.w;
+      u[j][4] = high.x, u[j][5] = high.y, u[j][6] = high.z, u[j][7] = high.w;
     }
-    for_each_key<kHeadDim, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[kVector]) {
+    for_each_key<kHeadDim, kWide, kSlots>(a, unit, blockIdx.x * kSlots, [&](int t, float(&x)[L::kVectors][kVector]) {
       float dot = 0.0F;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) dot += x[e] * u[e];
-      dot = reduce_key<kHeadDim>(dot);
+      for (int j = 0; j < L::kVectors; ++j) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) dot = fmaf(x[j][e], u[j][e], dot);
+      }
+      dot = reduce_key<L>(dot);
       if (c == 0 && t < num_slots) {
         const float inverse = a.inverse[int64_t{unit} * num_slots + t];
         a.redundancy[int64_t{unit} * num_slots + t] = dot * inverse - (a.skip_self && inverse > 0.0F ? 1.0F : 0.0F);
@@ -127,18 +145,24 @@ __global__ void __launch_bounds__(kThreads, 2) sum_kernel(const __grid_constant_
   }
 }
 
+struct Hit {
+  int row;
+  float value;
+};
+
 // c[m, n] in fp32, by the whole warp.
 template <int kHeadDim>
 __device__ __noinline__ float exact_cosine(const Args& a, int unit, int m, int n) {
-  float x[kVector], y[kVector];
+  using L = Lanes<kHeadDim, false>;
+  float x[1][kVector], y[1][kVector];
   const Place at_m = place(a, unit, m), at_n = place(a, unit, n);
-  undo_rope<kHeadDim>(a, fetch_key<kHeadDim>(a, at_m), fetch_angles<kHeadDim>(a, at_m), x);
-  undo_rope<kHeadDim>(a, fetch_key<kHeadDim>(a, at_n), fetch_angles<kHeadDim>(a, at_n), y);
+  undo_rope<L, false>(a, fetch_key<L>(a, at_m), at_m.position, x);
+  undo_rope<L, false>(a, fetch_key<L>(a, at_n), at_n.position, y);
   float dot = 0.0F;
 #pragma unroll
-  for (int e = 0; e < kVector; ++e) dot += x[e] * y[e];
+  for (int e = 0; e < kVector; ++e) dot = fmaf(x[0][e], y[0][e], dot);
   const float* inverse = a.inverse + int64_t{unit} * a.source.num_slots;
-  return reduce_key<kHeadDim>(dot) * inverse[m] * inverse[n];
+  return reduce_key<L>(dot) * inverse[m] * inverse[n];
 }
 
 template <int kHeadDim>
@@ -147,6 +171,8 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
   constexpr int kSteps = kHeadDim / 16, kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
   constexpr int kTiles = kColumnsPerWarp / 8, kStageBytes = kRows * kRowBytes;
   constexpr int kStages = kColumns / kRows;
+  static_assert(kColumns == kThreads);
+  __shared__ Hit found[kColumns];                       // last(n) and c[last(n), n]
   extern __shared__ __align__(128) std::byte stages[];  // [kStages, kRows, head_dim]; before that the columns
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, g = lane / 4, t = lane % 4;
   const int unit = a.first_unit + blockIdx.y, num_slots = a.source.num_slots;
@@ -165,6 +191,7 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
   };
   uint32_t columns[kTiles][kSteps][2];  // B fragments
   unsigned open = 0;                    // bit 2 * tile + parity: that column of the lane still looks
+  found[threadIdx.x] = {-1, 0.0F};
   const int first_tile = blockIdx.x * kStages, num_tiles = a.padded_slots / kRows;
   for (int i = 0; i < kStages; ++i) stage_rows(min(first_tile + i, num_tiles - 1), i);
   copy_commit();
@@ -186,23 +213,23 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
 
   // A tile of 16 rows from m0 on has been multiplied: c[n][i] is row g (i < 2) or g + 8 and column 2t + i % 2 of tile
   // n. A byte of `best` is a column's newest row that may hit, plus one; the eight lanes that share a column agree on
-  // it.
+  // it. The lane whose row it is notes a sure hit; doubtful ones are left to the whole warp.
   const auto take_hits = [&](int m0, const float(&c)[kTiles][4]) {
-    const auto may_hit = [&](float v, int m, int column) {
-      return v > a.threshold - kDoubt && m != column && m < num_slots;
-    };
+    const float bar = a.threshold - kDoubt;
+    const bool plain = m0 + 16 <= num_slots && (m0 + 16 <= first_column || m0 >= first_column + kColumnsPerWarp);
     unsigned best[kTiles / 2] = {};
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int column = first_column + n * 8 + 2 * t + i;
-        const bool looks = (open >> (2 * n + i) & 1U) != 0;
-        const unsigned row = !looks                                     ? 0
-                             : may_hit(c[n][i + 2], m0 + g + 8, column) ? g + 9
-                             : may_hit(c[n][i], m0 + g, column)         ? g + 1
-                                                                        : 0;
-        best[n / 2] |= row << (8 * (2 * (n % 2) + i));
+        bool low = c[n][i] > bar, high = c[n][i + 2] > bar;
+        if (!plain) {
+          const int column = first_column + n * 8 + 2 * t + i;
+          low = low && m0 + g != column && m0 + g < num_slots;
+          high = high && m0 + g + 8 != column && m0 + g + 8 < num_slots;
+        }
+        const unsigned row = high ? g + 9 : low ? g + 1 : 0;
+        if ((open >> (2 * n + i) & 1U) != 0) best[n / 2] |= row << (8 * (2 * (n % 2) + i));
       }
     }
 #pragma unroll
@@ -211,48 +238,40 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
       best[w] = __vmaxu4(best[w], __shfl_xor_sync(kFullMask, best[w], 8));
       best[w] = __vmaxu4(best[w], __shfl_xor_sync(kFullMask, best[w], 16));
     }
-    // The lane whose row it is takes a sure hit off at once; a doubtful one is left to the whole warp.
-    unsigned doubtful = 0;
+    unsigned closed = 0, doubts = 0;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const unsigned row = best[n / 2] >> (8 * (2 * (n % 2) + i)) & 0xffU;
-        if (row == 0) continue;
+        closed |= row != 0 ? 1U << (2 * n + i) : 0U;
         if (row == static_cast<unsigned>(g) + 1 || row == static_cast<unsigned>(g) + 9) {
           const float value = row > 8 ? c[n][i + 2] : c[n][i];
           if (value > a.threshold + kDoubt) {
-            atomicAdd(&taken[m0 + row - 1], static_cast<unsigned long long>(value * kFixedOne + 0.5F));
+            found[warp * kColumnsPerWarp + n * 8 + 2 * t + i] = {m0 + static_cast<int>(row) - 1, value};
           } else {
-            doubtful |= 1U << (2 * n + i);
+            doubts |= 1U << (2 * n + i);
           }
         }
       }
     }
-    // Every lane learns which of its columns are closed: those with a row and no doubt.
-    unsigned doubts = doubtful;
     doubts |= __shfl_xor_sync(kFullMask, doubts, 4);
     doubts |= __shfl_xor_sync(kFullMask, doubts, 8);
     doubts |= __shfl_xor_sync(kFullMask, doubts, 16);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if ((best[n / 2] >> (8 * (2 * (n % 2) + i)) & 0xffU) != 0) open &= ~(1U << (2 * n + i) & ~doubts);
-      }
-    }
+    open &= ~(closed & ~doubts);
     // Doubtful columns one by one, their rows of this tile from the newest down.
     unsigned asking = __ballot_sync(kFullMask, g == 0 && doubts != 0);
     while (asking != 0) {
       const int speaker = __ffs(asking) - 1;
       asking &= asking - 1;
-      unsigned columns_in_doubt = __shfl_sync(kFullMask, doubts, speaker);
-      while (columns_in_doubt != 0) {
-        const int bit = __ffs(columns_in_doubt) - 1;
-        columns_in_doubt &= columns_in_doubt - 1;
-        const int column = first_column + bit / 2 * 8 + 2 * speaker + bit % 2;
-        bool found = false;
-        for (int row = 15; row >= 0 && !found; --row) {
+      unsigned in_doubt = __shfl_sync(kFullMask, doubts, speaker);
+      while (in_doubt != 0) {
+        const int bit = __ffs(in_doubt) - 1;
+        in_doubt &= in_doubt - 1;
+        const int local = warp * kColumnsPerWarp + bit / 2 * 8 + 2 * speaker + bit % 2;
+        const int column = blockIdx.x * kColumns + local;
+        bool hit = false;
+        for (int row = 15; row >= 0 && !hit; --row) {
           const int m = m0 + row;
           if (m >= num_slots || m == column) continue;
           float value = 0.0F;
@@ -264,13 +283,13 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
             }
           }
           value = __shfl_sync(kFullMask, value, row % 8 * 4 + speaker);
-          if (!(value > a.threshold - kDoubt)) continue;
+          if (!(value > bar)) continue;
           if (value <= a.threshold + kDoubt) value = exact_cosine<kHeadDim>(a, unit, m, column);
           if (!(value > a.threshold)) continue;
-          found = true;
-          if (lane == 0) atomicAdd(&taken[m], static_cast<unsigned long long>(value * kFixedOne + 0.5F));
+          hit = true;
+          if (lane == 0) found[local] = {m, value};
         }
-        if (found && t == speaker) open &= ~(1U << bit);
+        if (hit && t == speaker) open &= ~(1U << bit);
       }
     }
   };
@@ -308,6 +327,9 @@ __global__ void __launch_bounds__(kThreads) search_kernel(const __grid_constant_
     }
   }
   copy_wait<0>();
+  __syncthreads();
+  const Hit hit = found[threadIdx.x];
+  if (hit.row >= 0) atomicAdd(&taken[hit.row], static_cast<unsigned long long>(hit.value * kFixedOne + 0.5F));
 }
 
 __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_constant__ Args a) {
@@ -332,18 +354,28 @@ __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_consta
 
 // ---- launcher ----
 
+template <int kHeadDim, bool kWide>
+void launch_sums(const Launch& launch, const Args& a, int layers, int slot_blocks) {
+  const int heads = a.source.kv.num_kv_heads, threads = (heads < kWarps ? heads : kWarps) * kWarpSize;
+  run(launch, prepare_kernel<kHeadDim, kWide>, dim3(slot_blocks, layers), threads, 0, a);
+  run(launch, chunk_sums_kernel, layers * heads, kHeadDim, 0, a, slot_blocks, kHeadDim);
+  run(launch, sum_kernel<kHeadDim, kWide>, dim3(slot_blocks, layers), threads, 0, a);
+}
+
 template <int kHeadDim>
 void launch_layers(const Launch& launch, const Args& a, int layers, int slot_blocks) {
-  const int units = layers * a.source.kv.num_kv_heads;
-  const int heads = a.source.kv.num_kv_heads, threads = (heads < kWarps ? heads : kWarps) * kWarpSize;
-  run(launch, prepare_kernel<kHeadDim>, dim3(slot_blocks, layers), threads, 0, a);
-  run(launch, chunk_sums_kernel, units, kHeadDim, 0, a, slot_blocks, kHeadDim);
-  run(launch, sum_kernel<kHeadDim>, dim3(slot_blocks, layers), threads, 0, a);
+  const bool wide = kHeadDim != 96 && (a.cos_sin == nullptr || a.rotary_dim == kHeadDim);
+  if (wide) {
+    launch_sums<kHeadDim, kHeadDim != 96>(launch, a, layers, slot_blocks);
+  } else {
+    launch_sums<kHeadDim, false>(launch, a, layers, slot_blocks);
+  }
   if (a.unit_keys == nullptr) return;
-  constexpr int bytes = kColumns * kHeadDim * 2;
-  check(cudaFuncSetAttribute(search_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+  constexpr int kBytes = kColumns * kHeadDim * 2;
+  check(cudaFuncSetAttribute(search_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "redundancy");
-  run(launch, search_kernel<kHeadDim>, dim3(ceil_div(a.source.num_slots, kColumns), units), kThreads, bytes, a);
+  const dim3 grid(ceil_div(a.source.num_slots, kColumns), layers * a.source.kv.num_kv_heads);
+  run(launch, search_kernel<kHeadDim>, grid, kThreads, kBytes, a);
 }
 
 // Half-precision keys of this many bytes at most at a time, but at least one layer's.

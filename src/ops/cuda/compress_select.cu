@@ -1,7 +1,7 @@
 // Stage 7: the best slots, exactly as many as the budget, in sequence order. One block a unit.
 //
-// The bound is found bit by bit from the top, by 32 counts over keys in registers; then one walk in sequence order
-// gives every kept slot its place.
+// The bound is found digit by digit from the top, by histograms in shared memory of keys in registers; then one walk in
+// sequence order gives every kept slot its place.
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {
@@ -10,6 +10,7 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 constexpr int kOwn = 8;  // keys a thread keeps; longer sequences are read again for every count
 
 // ---- kernels ----
@@ -41,20 +42,35 @@ __device__ Scan block_scan(bool flag, int* shared) {
   return {before + __popc(votes & ((1U << lane) - 1U)), total};
 }
 
-// Two buffers in turn, so that one barrier a sum is enough.
-__device__ int block_sum(int v, int (*shared)[kWarps], int round) {
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  v = __reduce_add_sync(kFullMask, v);
-  if (lane == 0) shared[round & 1][warp] = v;
-  __syncthreads();
-  return __reduce_add_sync(kFullMask, lane < kWarps ? shared[round & 1][lane] : 0);
+struct Digit {
+  unsigned digit;
+  int above;  // keys with a higher digit
+};
+
+// The digit at which the counts, added up from the top, reach `wanted`.
+__device__ Digit find_digit(const int* histogram, int wanted) {
+  const int lane = threadIdx.x % kWarpSize;
+  constexpr int kEach = kDigits / kWarpSize;  // bins a lane, from the top down
+  int own = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) own += histogram[kDigits - 1 - lane * kEach - i];
+  int sum = own;
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+    const int other = __shfl_up_sync(kFullMask, sum, offset);
+    if (lane >= offset) sum += other;
+  }
+  const int holder = __ffs(__ballot_sync(kFullMask, sum >= wanted)) - 1;
+  int above = sum - own, digit = kDigits - 1 - lane * kEach;
+  for (int i = 0; i < kEach - 1 && above + histogram[digit] < wanted; ++i) above += histogram[digit--];
+  return {static_cast<unsigned>(__shfl_sync(kFullMask, digit, holder)), __shfl_sync(kFullMask, above, holder)};
 }
 
 __global__ void __launch_bounds__(kThreads) select_kernel(const float* final_scores, int num_slots, int budget,
                                                           int block_size, bool whole_blocks, int32_t* kept) {
   wait_for_previous();
   extern __shared__ float block_values[];  // [ceil(num_slots / block_size)], for whole_blocks
-  __shared__ int sums[2][kWarps];
+  __shared__ int sums[kWarps], histogram[kDigits];
   const float* f = final_scores + int64_t{blockIdx.x} * num_slots;
   if (whole_blocks) {
     for (int block = threadIdx.x; block * block_size < num_slots; block += kThreads) {
@@ -80,26 +96,33 @@ __global__ void __launch_bounds__(kThreads) select_kernel(const float* final_sco
     const int t = threadIdx.x + i * kThreads;
     own[i] = t < num_slots ? key(t) : 0;
   }
-  const auto count_reaching = [&](uint32_t bound) {  // bound > 0
-    int count = 0;
+  const auto for_each_key = [&](auto&& f) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) count += own[i] >= bound;
-    for (int t = threadIdx.x + kOwn * kThreads; t < num_slots; t += kThreads) count += key(t) >= bound;
-    return count;
+    for (int i = 0; i < kOwn; ++i) {
+      if (threadIdx.x + i * kThreads < num_slots) f(own[i]);
+    }
+    for (int t = threadIdx.x + kOwn * kThreads; t < num_slots; t += kThreads) f(key(t));
   };
 
-  // The largest bound that at least `budget` keys reach; 0 is reached by all.
+  // The largest bound that at least `budget` keys reach.
   uint32_t bound = 0;
-  int reached = num_slots;
-  for (int bit = 31; bit >= 0; --bit) {
-    const uint32_t higher = bound | 1U << bit;
-    const int count = block_sum(count_reaching(higher), sums, bit);
-    if (count < budget) continue;
-    bound = higher;
-    reached = count;
+  int wanted = budget, equal = 0;  // wanted of the keys that share the digits found so far; keys at the bound
+  for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram[i] = 0;
+    __syncthreads();
+    for_each_key([&](uint32_t k) {
+      const bool inside = shift == 32 - kDigitBits || (k ^ bound) >> (shift + kDigitBits) == 0;
+      if (inside) atomicAdd(&histogram[k >> shift & (kDigits - 1)], 1);
+    });
+    __syncthreads();
+    const Digit found = find_digit(histogram, wanted);
+    bound |= found.digit << shift;
+    wanted -= found.above;
+    equal = histogram[found.digit];
+    __syncthreads();
   }
   // Of the slots at the bound the oldest go.
-  const int too_many = reached - budget;
+  const int too_many = equal - wanted;
 
   int32_t* out = kept + int64_t{blockIdx.x} * budget;
   int equal_before = 0, kept_before = 0;
@@ -107,10 +130,10 @@ __global__ void __launch_bounds__(kThreads) select_kernel(const float* final_sco
     const int t = base + threadIdx.x;
     const bool inside = t < num_slots;
     const uint32_t k = inside ? key(t) : 0;
-    const bool equal = inside && k == bound;
-    const Scan equals = block_scan(equal, sums[0]);
-    const bool keep = inside && (k > bound || (equal && equal_before + equals.before >= too_many));
-    const Scan keeps = block_scan(keep, sums[0]);
+    const bool at_bound = inside && k == bound;
+    const Scan equals = block_scan(at_bound, sums);
+    const bool keep = inside && (k > bound || (at_bound && equal_before + equals.before >= too_many));
+    const Scan keeps = block_scan(keep, sums);
     if (keep) out[kept_before + keeps.before] = t;
     equal_before += equals.total;
     kept_before += keeps.total;

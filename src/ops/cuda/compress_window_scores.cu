@@ -24,8 +24,10 @@ struct Args {
   int num_heads, group, window, first_row_position;
   int row_tiles, tiles_at_once;  // of kRows window rows; so many of them lie in shared memory at a time
   float scale_log2;
-  float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in log2
-  float* offsets;  // [units, row tiles, group, kRows] log2 of the softmax's denominator; +inf: the row gives nothing
+  float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in
+                   // log2
+  float* offsets;  // [units, row tiles, group, kRows] log2 of the softmax's
+                   // denominator; +inf: the row gives nothing
   float* scores;
 };
 
@@ -69,15 +71,19 @@ __device__ void load_keys(const Args& a, int unit, int first, const std::byte** 
 template <int kHeadDim>
 __device__ void load_queries(const Args& a, int unit, int first_tile, int last_tile, std::byte* queries) {
   constexpr int kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
-  const bf16* ring = a.ring + a.source.layer(unit) * a.ring_layer;
-  const int lines = a.group * kRows;
-  for (int c = threadIdx.x; c < (last_tile - first_tile) * lines * kChunks; c += kThreads) {
-    const int line = c / kChunks, column = c % kChunks;
-    const int row = (first_tile + line / lines) * kRows + line % kRows, head = line % lines / kRows;
-    const int ring_row = (a.first_row_position + row) % a.window;
-    const int64_t at = (int64_t{ring_row} * a.num_heads + a.source.head(unit) * a.group + head) * kHeadDim;
-    copy_async16(shared_address(queries + swizzle<kRowBytes>(line, column)),
-                 reinterpret_cast<const uint4*>(ring + at) + column, row < a.window);
+  const bf16* ring = a.ring + a.source.layer(unit) * a.ring_layer + int64_t{a.source.head(unit)} * a.group * kHeadDim;
+  const int oldest = a.first_row_position % a.window;
+  int line = 0;  // kRows lines a head
+  for (int tile = first_tile; tile < last_tile; ++tile) {
+    for (int head = 0; head < a.group; ++head, line += kRows) {
+      for (int c = threadIdx.x; c < kRows * kChunks; c += kThreads) {
+        const int row = tile * kRows + c / kChunks, column = c % kChunks;
+        const int ring_row = row < a.window ? (oldest + row < a.window ? oldest + row : oldest + row - a.window) : 0;
+        const bf16* from = ring + (int64_t{ring_row} * a.num_heads + head) * kHeadDim;
+        copy_async16(shared_address(queries + swizzle<kRowBytes>(line + c / kChunks, column)),
+                     reinterpret_cast<const uint4*>(from) + column, row < a.window);
+      }
+    }
   }
   copy_commit();
 }
@@ -122,7 +128,9 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
                                                           : a.source.position(unit, slot) - a.first_row_position;
     }
   }
-  const float scale = a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);
+  const bool all_visible = (chunk + 1) * kChunk <= num_slots - a.window;
+  const float scale =
+      a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);  // positive, so maxima may be taken before it
   copy_wait<0>();
   __syncthreads();
   uint32_t fragments[2][kSteps][4];
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
     }
     for (int head = 0; head < a.group; ++head) {
       const int line = staged * lines + head * kRows;
-      float s[2][4] = {};
+      float s[2][4] = {}, odd[2][4] = {};  // two sums each, so that products wait for each other half as long
 #pragma unroll
       for (int k = 0; k < kSteps; k += 2) {
         uint32_t b[4];
@@ -161,14 +169,21 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           mma<Bf16Math>(s[m], fragments[m][k], b[0], b[1]);
-          mma<Bf16Math>(s[m], fragments[m][k + 1], b[2], b[3]);
+          mma<Bf16Math>(odd[m], fragments[m][k + 1], b[2], b[3]);
         }
       }
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[m][i] = row_tile * kRows + 2 * t + i % 2 >= first_visible[m][i / 2] ? s[m][i] * scale : -INFINITY;
+        for (int i = 0; i < 4; ++i) s[m][i] += odd[m][i];
+      }
+      if (!all_visible) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (row_tile * kRows + 2 * t + i % 2 < first_visible[m][i / 2]) s[m][i] = -INFINITY;
+          }
         }
       }
       if constexpr (kSecond) {
@@ -176,7 +191,9 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) top[m][i] = fmaxf(top[m][i], s[m][i] - (i % 2 == 0 ? offset.x : offset.y));
+          for (int i = 0; i < 4; ++i) {
+            top[m][i] = fmaxf(top[m][i], fmaf(s[m][i], scale, i % 2 == 0 ? -offset.x : -offset.y));
+          }
         }
       } else {
 #pragma unroll
@@ -185,9 +202,10 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
           maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 4));
           maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 8));
           maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 16));
-          const float base = maximum == -INFINITY ? 0.0F : maximum;
-          float sum = exp2_fast(s[0][i] - base) + exp2_fast(s[0][i + 2] - base) + exp2_fast(s[1][i] - base) +
-                      exp2_fast(s[1][i + 2] - base);
+          maximum *= scale;
+          const float base = maximum == -INFINITY ? 0.0F : -maximum;
+          float sum = exp2_fast(fmaf(s[0][i], scale, base)) + exp2_fast(fmaf(s[0][i + 2], scale, base)) +
+                      exp2_fast(fmaf(s[1][i], scale, base)) + exp2_fast(fmaf(s[1][i + 2], scale, base));
           sum += __shfl_xor_sync(kFullMask, sum, 4);
           sum += __shfl_xor_sync(kFullMask, sum, 8);
           sum += __shfl_xor_sync(kFullMask, sum, 16);

@@ -37,6 +37,7 @@ struct Args {
   int64_t out_stride;
   const float* bias;                // or null
   int rows, columns, steps, split;  // steps of kDepth in K; blocks of a cluster
+  int stage_bytes;                  // that a stage receives: of x only the rows that there are
   bool fp32_out;
 };
 
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
     if (threadIdx.x == 0) {
       const auto fetch_weight = [&](int step) {
         const int stage = step % S::kStages;
-        barrier_arrive_expecting(&full[stage], S::kStageBytes);
+        barrier_arrive_expecting(&full[stage], a.stage_bytes);
         copy_box(stages + stage * S::kStageBytes + S::kXBytes, &weight_map, (begin + step) * kDepth, tile * kColumns,
                  &full[stage]);
       };
@@ -150,9 +151,13 @@ __global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
 // ---- launcher ----
 
 template <int kColumns, int kGroups>
-void launch_gemm(const Launch& launch, const Args& a, const Matrix& x, const void* weight) {
+void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weight) {
   using S = Shape<kColumns, kGroups>;
-  const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, kGroups * kGroupRows);
+  // Rows that are not there would cost the copy engine more than rows that are. What lies in their place meanwhile only
+  // reaches rows of the product that nobody stores.
+  const int box_rows = ceil_div(a.rows, 8) * 8;
+  a.stage_bytes = box_rows * S::kRowBytes + kColumns * S::kRowBytes;
+  const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, box_rows);
   const CUtensorMap weight_map = make_tensor_map(weight, a.columns, x.cols, x.cols, kColumns);
   constexpr int kBytes = S::kStages * S::kStageBytes + 1024;
   check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),

@@ -103,9 +103,10 @@ struct Row {
     __syncthreads();
   }
 
-  // f(id, value) once for every id below vocab, spread over the block.
+  // f(id, value) for every id below vocab whose value is no less than `reach` (or, for speed, a few more), spread over
+  // the block; f may raise `reach` as it learns.
   template <typename F>
-  __device__ void for_each(F&& f) const {
+  __device__ void for_each(float& reach, F&& f) const {
     const bool aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
     const int vectors = aligned ? p.vocab / kVector : 0;
     for (int first = threadIdx.x; first < vectors; first += kAhead * kThreads) {
@@ -113,38 +114,44 @@ struct Row {
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         const int i = first + u * kThreads;
-        if (i < vectors) ahead[u] = reinterpret_cast<const float4*>(logits)[i];
+        ahead[u] = i < vectors ? reinterpret_cast<const float4*>(logits)[i]
+                               : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
       }
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
+        // Nearly all ids end at this comparison; it also takes out NaN.
         const int i = first + u * kThreads;
-        if (i >= vectors) break;
+        if (!(fmaxf(fmaxf(ahead[u].x, ahead[u].y), fmaxf(ahead[u].z, ahead[u].w)) >= reach) || i >= vectors) continue;
         const float x[kVector] = {ahead[u].x, ahead[u].y, ahead[u].z, ahead[u].w};
-        const int word = i * kVector / 32, bit = i * kVector % 32;  // of the four ids in every bit map
-        const unsigned open = allowed != nullptr ? allowed[word] >> bit : ~0U;
-        unsigned listed = 0;
-        if (in_history != nullptr) listed |= in_history[word] >> bit;
-        if (in_bias != nullptr) listed |= in_bias[word] >> bit;
+        const int word = i * kVector / 32,
+                  bit = i * kVector % 32;  // of the four ids in every bit map
+        unsigned open = allowed != nullptr ? allowed[word] >> bit : ~0U;
+        if (in_history != nullptr) open &= ~(in_history[word] >> bit);
+        if (in_bias != nullptr) open &= ~(in_bias[word] >> bit);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          if ((listed >> j & 1U) == 0) f(i * kVector + j, (open >> j & 1U) != 0 && isfinite(x[j]) ? x[j] : -INFINITY);
+          if (x[j] >= reach && (open >> j & 1U) != 0 && x[j] < INFINITY && x[j] > -INFINITY) f(i * kVector + j, x[j]);
         }
       }
     }
     for (int id = vectors * kVector + threadIdx.x; id < p.vocab; id += kThreads) {
-      if (!marked(in_history, id) && !marked(in_bias, id)) f(id, raw(id));
+      if (!marked(in_history, id) && !marked(in_bias, id)) offer(reach, id, raw(id), f);
     }
     for (int i = history_begin + threadIdx.x; i < history_end; i += kThreads) {
       const int id = p.history_ids[i];
-      if (id >= 0 && id < p.vocab) f(id, penalised(id, p.history_counts[i]));
+      if (id >= 0 && id < p.vocab) offer(reach, id, penalised(id, p.history_counts[i]), f);
     }
     for (int i = bias_begin + threadIdx.x; i < bias_end; i += kThreads) {
       const int id = p.bias_ids[i];
       if (id < 0 || id >= p.vocab || marked(in_history, id)) continue;
       bool first = true;
       for (int j = bias_begin; j < i; ++j) first &= p.bias_ids[j] != id;
-      if (first) f(id, biased(id));
+      if (first) offer(reach, id, biased(id), f);
     }
+  }
+  template <typename F>
+  __device__ static void offer(float reach, int id, float x, F& f) {
+    if (x >= reach && x > -INFINITY) f(id, x);
   }
 };
 
@@ -254,8 +261,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
 
   float own = -INFINITY;
   int own_id = -1;
-  row.for_each([&](int id, float x) {
-    if (x > own || (x == own && own_id >= 0 && id < own_id)) own = x, own_id = id;
+  row.for_each(own, [&](int id, float x) {
+    if (x > own || own_id < 0 || id < own_id) own = x, own_id = id;
   });
   const int best = block_argmax(own, own_id, shared);
   const float temperature = p.temperature != nullptr ? p.temperature[index] : 0.0F;
@@ -292,19 +299,19 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   const auto draw = [&](int id, float x) {
     if (!(x >= least) || x == -INFINITY) return;
     const float u = sample_noise_uniform(sample_noise_bits(key, static_cast<uint32_t>(id)));
-    // -log(-log(1 - u)) is at most -log(u), so a u above e^(x - value) loses without any logarithm.
-    if (u > __expf(x - value) * 1.001F) return;
     const float noisy = x - logf(-log1pf(-u));
     if (noisy > value || (noisy == value && id < token)) value = noisy, token = id;
   };
   const auto draw_all = [&] {
     draw(best, 0.0F);  // the likeliest sets a value that few can reach
+    const float inverse = 1.0F / temperature;
     float reach = cut(fmaxf(value - kSampleNoiseLargest, least));
-    row.for_each([&](int id, float logit) {
-      if (!(logit >= reach) || id == best) return;
-      const float before = value;
+    row.for_each(reach, [&](int id, float logit) {
+      // -log(-log(1 - u)) is at most -log(u), so a u above e^(x - value) loses without a division or a logarithm.
+      const float u = sample_noise_uniform(sample_noise_bits(key, static_cast<uint32_t>(id)));
+      if (u > __expf((logit - largest) * inverse - value) * 1.01F || id == best) return;
       draw(id, relative(logit));
-      if (value != before) reach = cut(fmaxf(value - kSampleNoiseLargest, least));
+      reach = cut(fmaxf(value - kSampleNoiseLargest, least));
     });
   };
   if (!filtered) {
@@ -314,9 +321,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     if (top_k == 0) {
       for (int i = threadIdx.x; i < kBins; i += kThreads) shared.bins[i] = 0;
       __syncthreads();
-      const float weightless = cut(kWeightless);
-      row.for_each([&](int, float logit) {
-        if (!(logit >= weightless)) return;
+      float weightless = cut(kWeightless);
+      row.for_each(weightless, [&](int, float logit) {
         const float x = relative(logit);
         const unsigned long long weight = weight_of(x);
         total += weight;
@@ -327,11 +333,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     }
     if (threadIdx.x == 0) shared.list_size = 0;
     __syncthreads();
-    const float below = cut(floor);
-    row.for_each([&](int id, float logit) {
-      if (!(logit >= below)) return;
+    float kept_from = cut(floor);
+    row.for_each(kept_from, [&](int id, float logit) {
       const float x = relative(logit);
-      if (x == -INFINITY || !(x >= floor)) return;
+      if (!(x >= floor)) return;
       const int at = atomicAdd(&shared.list_size, 1);
       if (at < a.list_capacity) list[at] = x, list_ids[at] = id;
     });
@@ -342,7 +347,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
       if (fits) {
         for (int i = threadIdx.x; i < size; i += kThreads) f(list[i]);
       } else {
-        row.for_each([&](int, float x) { f(relative(x)); });
+        float all = -INFINITY;
+        row.for_each(all, [&](int, float x) { f(relative(x)); });
       }
     };
     float least_k = -INFINITY;
