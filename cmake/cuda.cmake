@@ -1,7 +1,7 @@
 # The CUDA toolchain. sm_90a is Hopper with its own instructions; others are added by name, for example
 # -DZIPAGE_CUDA_ARCHS="80;89;90a;100": the driver picks at run time.
 set(ZIPAGE_CUDA_ARCHS "90a" CACHE STRING "GPU architectures to compile for, of 80;86;89;90a;100;120")
-find_package(CUDAToolkit 12.4 REQUIRED)
+find_package(CUDAToolkit 12.5 REQUIRED)
 if(NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
   set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
 endif()

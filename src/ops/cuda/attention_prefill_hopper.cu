@@ -51,7 +51,7 @@ struct Work {
 // ---- kernels ----
 
 // Blocks without work get seq = num_seqs and their number among those in first_token.
-__device__ Work find_work(const Args& a) {
+[[maybe_unused]] __device__ Work find_work(const Args& a) {
   const int tokens_per_block = kRows / a.group;
   Work w{};
   int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x), query_len = 0;  // late tokens see the most: they start first
