@@ -55,7 +55,8 @@ std::string bash_script() {
     for (const Word& word : words_of(info)) {
       of_command += ' ' + word.flag;
       if (!word.choices.empty()) {
-        values += fmt::format("    {}:{}) words='{}' ;;\n", info.name, word.flag, fmt::join(word.choices, " "));
+        values += fmt::format("    {}:{}) COMPREPLY=($(compgen -W '{}' -- \"$current\")); return ;;\n", info.name,
+                              word.flag, fmt::join(word.choices, " "));
       } else if (word.takes_value) {
         values +=
             fmt::format("    {}:{}) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n", info.name, word.flag);

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <span>
 #include <string>
+#include <unordered_set>
 
 #include "tensor/bf16.h"
 
@@ -18,11 +21,58 @@ struct Part {
   int64_t cols;  // 0: a vector
 };
 
-class Loader {
+// What load_layer() and load_weights() ask of the file: the loader gives it to them, a roll call notes what is missing.
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+  virtual Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& weights) = 0;
+  // Stacked fp32 vectors (norms, biases) on the device.
+  virtual Result<const float*> vector(const std::vector<Part>& parts, Weights& weights, float dummy_value) = 0;
+};
+
+class RollCall final : public WeightSource {
+ public:
+  explicit RollCall(const ModelFiles& files) {
+    for (std::string& name : files.names()) present_.insert(std::move(name));
+  }
+
+  Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& /*weights*/) override {
+    note(parts);
+    return std::unique_ptr<Linear>();
+  }
+  Result<const float*> vector(const std::vector<Part>& parts, Weights& /*weights*/, float /*dummy_value*/) override {
+    note(parts);
+    return static_cast<const float*>(nullptr);
+  }
+
+  Status result(const std::string& directory) const {
+    if (missing_.empty()) return {};
+    constexpr size_t kNamed = 8;
+    const std::span named(missing_.data(), std::min(missing_.size(), kNamed));
+    return {StatusCode::kDataLoss,
+            fmt::format("{}: {} of {} tensors {} missing: {}{}", directory, missing_.size(), num_asked_,
+                        missing_.size() == 1 ? "is" : "are", fmt::join(named, ", "),
+                        missing_.size() > kNamed ? fmt::format(" and {} more", missing_.size() - kNamed) : "")};
+  }
+
+ private:
+  void note(const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+      ++num_asked_;
+      if (!present_.contains(part.name)) missing_.push_back(part.name);
+    }
+  }
+
+  std::unordered_set<std::string> present_;
+  std::vector<std::string> missing_;
+  size_t num_asked_ = 0;
+};
+
+class Loader final : public WeightSource {
  public:
   Loader(Backend& backend, Queue& queue, const ModelFiles& files) : backend_(backend), queue_(queue), files_(files) {}
 
-  Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& weights) {
+  Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& weights) override {
     std::vector<HostTensor> tensors;
     std::vector<const HostTensor*> stored;
     std::vector<std::vector<Bf16>> made_up;
@@ -46,8 +96,7 @@ class Loader {
     return linear;
   }
 
-  // Stacked fp32 vectors (norms, biases) on the device.
-  Result<const float*> vector(const std::vector<Part>& parts, Weights& weights, float dummy_value) {
+  Result<const float*> vector(const std::vector<Part>& parts, Weights& weights, float dummy_value) override {
     std::vector<float> values;
     for (const Part& part : parts) {
       weights.num_parameters += part.rows;
@@ -66,8 +115,6 @@ class Loader {
     weights.bytes += static_cast<int64_t>(bytes);
     return static_cast<const float*>(weights.vectors.back()->as<float>());
   }
-
-  bool has(const std::string& name) const { return files_.dummy() || files_.find(name) != nullptr; }
 
  private:
   Result<const HostTensor*> find(const Part& part) const {
@@ -107,7 +154,7 @@ class Loader {
   uint64_t state_ = 0x5eed;
 };
 
-Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights& weights) {
+Status load_layer(WeightSource& source, const ModelConfig& config, int index, Weights& weights) {
   const std::string prefix = fmt::format("model.layers.{}.", index);
   const int64_t hidden = config.hidden_size;
   const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
@@ -116,41 +163,58 @@ Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights&
   const std::string attention = prefix + "self_attn.";
   const std::string mlp = prefix + "mlp.";
   LayerWeights layer;
-  ZIPAGE_ASSIGN_OR_RETURN(layer.qkv, loader.linear({{attention + "q_proj.weight", q_rows, hidden},
+  ZIPAGE_ASSIGN_OR_RETURN(layer.qkv, source.linear({{attention + "q_proj.weight", q_rows, hidden},
                                                     {attention + "k_proj.weight", kv_rows, hidden},
                                                     {attention + "v_proj.weight", kv_rows, hidden}},
                                                    weights));
-  ZIPAGE_ASSIGN_OR_RETURN(layer.output, loader.linear({{attention + "o_proj.weight", hidden, q_rows}}, weights));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.output, source.linear({{attention + "o_proj.weight", hidden, q_rows}}, weights));
   ZIPAGE_ASSIGN_OR_RETURN(
       layer.gate_up,
-      loader.linear({{mlp + "gate_proj.weight", ffn, hidden}, {mlp + "up_proj.weight", ffn, hidden}}, weights));
-  ZIPAGE_ASSIGN_OR_RETURN(layer.down, loader.linear({{mlp + "down_proj.weight", hidden, ffn}}, weights));
+      source.linear({{mlp + "gate_proj.weight", ffn, hidden}, {mlp + "up_proj.weight", ffn, hidden}}, weights));
+  ZIPAGE_ASSIGN_OR_RETURN(layer.down, source.linear({{mlp + "down_proj.weight", hidden, ffn}}, weights));
   ZIPAGE_ASSIGN_OR_RETURN(layer.input_norm,
-                          loader.vector({{prefix + "input_layernorm.weight", hidden, 0}}, weights, 1));
+                          source.vector({{prefix + "input_layernorm.weight", hidden, 0}}, weights, 1));
   ZIPAGE_ASSIGN_OR_RETURN(layer.post_attention_norm,
-                          loader.vector({{prefix + "post_attention_layernorm.weight", hidden, 0}}, weights, 1));
+                          source.vector({{prefix + "post_attention_layernorm.weight", hidden, 0}}, weights, 1));
   if (config.qk_norm) {
     ZIPAGE_ASSIGN_OR_RETURN(layer.q_norm,
-                            loader.vector({{attention + "q_norm.weight", config.head_dim, 0}}, weights, 1));
+                            source.vector({{attention + "q_norm.weight", config.head_dim, 0}}, weights, 1));
     ZIPAGE_ASSIGN_OR_RETURN(layer.k_norm,
-                            loader.vector({{attention + "k_norm.weight", config.head_dim, 0}}, weights, 1));
+                            source.vector({{attention + "k_norm.weight", config.head_dim, 0}}, weights, 1));
   }
   if (config.qkv_bias) {
-    ZIPAGE_ASSIGN_OR_RETURN(layer.qkv_bias, loader.vector({{attention + "q_proj.bias", q_rows, 0},
+    ZIPAGE_ASSIGN_OR_RETURN(layer.qkv_bias, source.vector({{attention + "q_proj.bias", q_rows, 0},
                                                            {attention + "k_proj.bias", kv_rows, 0},
                                                            {attention + "v_proj.bias", kv_rows, 0}},
                                                           weights, 0));
   }
   if (config.output_bias) {
-    ZIPAGE_ASSIGN_OR_RETURN(layer.output_bias, loader.vector({{attention + "o_proj.bias", hidden, 0}}, weights, 0));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.output_bias, source.vector({{attention + "o_proj.bias", hidden, 0}}, weights, 0));
   }
   if (config.mlp_bias) {
     ZIPAGE_ASSIGN_OR_RETURN(
         layer.gate_up_bias,
-        loader.vector({{mlp + "gate_proj.bias", ffn, 0}, {mlp + "up_proj.bias", ffn, 0}}, weights, 0));
-    ZIPAGE_ASSIGN_OR_RETURN(layer.down_bias, loader.vector({{mlp + "down_proj.bias", hidden, 0}}, weights, 0));
+        source.vector({{mlp + "gate_proj.bias", ffn, 0}, {mlp + "up_proj.bias", ffn, 0}}, weights, 0));
+    ZIPAGE_ASSIGN_OR_RETURN(layer.down_bias, source.vector({{mlp + "down_proj.bias", hidden, 0}}, weights, 0));
   }
   weights.layers.push_back(std::move(layer));
+  return {};
+}
+
+Status load_all(WeightSource& source, const ModelConfig& config, Weights& weights,
+                const std::function<void(double)>& progress) {
+  const int64_t vocab = config.vocab_size;
+  const int64_t hidden = config.hidden_size;
+  ZIPAGE_ASSIGN_OR_RETURN(weights.embedding, source.linear({{"model.embed_tokens.weight", vocab, hidden}}, weights));
+  for (int i = 0; i < config.num_layers; ++i) {
+    ZIPAGE_RETURN_IF_ERROR(load_layer(source, config, i, weights));
+    if (progress) progress(static_cast<double>(i + 1) / config.num_layers);
+  }
+  ZIPAGE_ASSIGN_OR_RETURN(weights.final_norm, source.vector({{"model.norm.weight", hidden, 0}}, weights, 1));
+  // A tied model's file may repeat the head; the configuration decides. An untied one must bring it.
+  if (!config.tie_word_embeddings) {
+    ZIPAGE_ASSIGN_OR_RETURN(weights.lm_head, source.linear({{"lm_head.weight", vocab, hidden}}, weights));
+  }
   return {};
 }
 
@@ -158,20 +222,15 @@ Status load_layer(Loader& loader, const ModelConfig& config, int index, Weights&
 
 Result<Weights> load_weights(Backend& backend, Queue& queue, const ModelFiles& files, const ModelConfig& config,
                              const std::function<void(double)>& progress) {
+  if (!files.dummy()) {
+    Weights none;
+    RollCall roll_call(files);
+    ZIPAGE_RETURN_IF_ERROR(load_all(roll_call, config, none, {}));
+    ZIPAGE_RETURN_IF_ERROR(roll_call.result(files.directory()));
+  }
   Loader loader(backend, queue, files);
   Weights weights;
-  const int64_t vocab = config.vocab_size;
-  const int64_t hidden = config.hidden_size;
-  ZIPAGE_ASSIGN_OR_RETURN(weights.embedding, loader.linear({{"model.embed_tokens.weight", vocab, hidden}}, weights));
-  for (int i = 0; i < config.num_layers; ++i) {
-    ZIPAGE_RETURN_IF_ERROR(load_layer(loader, config, i, weights));
-    if (progress) progress(static_cast<double>(i + 1) / config.num_layers);
-  }
-  ZIPAGE_ASSIGN_OR_RETURN(weights.final_norm, loader.vector({{"model.norm.weight", hidden, 0}}, weights, 1));
-  // A tied model's file may repeat the head; the configuration decides. An untied one must bring it.
-  if (!config.tie_word_embeddings) {
-    ZIPAGE_ASSIGN_OR_RETURN(weights.lm_head, loader.linear({{"lm_head.weight", vocab, hidden}}, weights));
-  }
+  ZIPAGE_RETURN_IF_ERROR(load_all(loader, config, weights, progress));
   return weights;
 }
 

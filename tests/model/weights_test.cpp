@@ -1,0 +1,123 @@
+#include "model/weights.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace zipage {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kLayers = 3, kHidden = 32, kHeads = 2, kHeadDim = 16, kFfn = 64, kVocab = 40;
+
+// A directory of zeros, of which chosen tensors are absent.
+class Files final : public ModelFiles {
+ public:
+  Files() {
+    add("model.embed_tokens.weight", {kVocab, kHidden});
+    add("model.norm.weight", {kHidden});
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+      for (const char* name : {"input_layernorm", "post_attention_layernorm"})
+        add(prefix + name + ".weight", {kHidden});
+      for (const char* name : {"q_norm", "k_norm"}) add(prefix + "self_attn." + name + ".weight", {kHeadDim});
+      for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+        add(prefix + "self_attn." + name + ".weight", {kHeads * kHeadDim, kHidden});
+      }
+      add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
+      for (const char* name : {"gate_proj", "up_proj"}) add(prefix + "mlp." + name + ".weight", {kFfn, kHidden});
+      add(prefix + "mlp.down_proj.weight", {kHidden, kFfn});
+    }
+  }
+
+  void drop(const std::string& name) { ASSERT_EQ(tensors_.erase(name), 1U) << name; }
+
+  const std::string& config_json() const override { return config_; }
+  const HostTensor* find(std::string_view name) const override {
+    const auto at = tensors_.find(std::string(name));
+    return at == tensors_.end() ? nullptr : &at->second;
+  }
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
+  int64_t weight_bytes() const override { return 0; }
+  void release(const HostTensor& /*tensor*/) const override {}
+  bool dummy() const override { return false; }
+  const std::string& directory() const override { return directory_; }
+  const GgufFile* gguf() const override { return nullptr; }
+  std::optional<std::string> side_file(std::string_view /*name*/) const override { return std::nullopt; }
+
+ private:
+  void add(const std::string& name, std::vector<int64_t> shape) {
+    size_t bytes = sizeof(uint16_t);
+    for (const int64_t dim : shape) bytes *= static_cast<size_t>(dim);
+    tensors_[name] = {.name = name, .dtype = DType::kBF16, .shape = std::move(shape), .data = {zeros_.data(), bytes}};
+  }
+
+  std::string config_ = nlohmann::json{{"model_type", "qwen3"},         {"architectures", {"Qwen3ForCausalLM"}},
+                                       {"vocab_size", kVocab},          {"hidden_size", kHidden},
+                                       {"num_hidden_layers", kLayers},  {"num_attention_heads", kHeads},
+                                       {"num_key_value_heads", kHeads}, {"head_dim", kHeadDim},
+                                       {"intermediate_size", kFfn},     {"rms_norm_eps", 1e-6},
+                                       {"rope_theta", 10000.0},         {"max_position_embeddings", 64},
+                                       {"tie_word_embeddings", true}}
+                            .dump();
+  std::string directory_ = "some/model";
+  std::vector<std::byte> zeros_ = std::vector<std::byte>(size_t{kVocab} * kFfn * kHidden * 2);
+  std::map<std::string, HostTensor> tensors_;
+};
+
+class WeightsTest : public ::testing::Test {
+ protected:
+  Result<Weights> load() {
+    const Result<ModelConfig> config = parse_model_config(files_.config_json(), "config.json");
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return load_weights(*backend_, *queue_, files_, *config, {});
+  }
+
+  Files files_;
+  std::unique_ptr<Backend> backend_ = make_cpu_backend({.num_threads = 1});
+  std::unique_ptr<Queue> queue_ = backend_->make_queue(QueuePriority::kNormal);
+};
+
+TEST_F(WeightsTest, ACompleteModelLoads) {
+  const Result<Weights> weights = load();
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_EQ(weights->layers.size(), size_t{kLayers});
+}
+
+TEST_F(WeightsTest, case_49_EveryMissingTensorIsNamedAtOnce) {
+  files_.drop("model.norm.weight");
+  files_.drop("model.layers.1.self_attn.k_proj.weight");
+  const Result<Weights> weights = load();
+  ASSERT_FALSE(weights.ok());
+  EXPECT_EQ(weights.status().code(), StatusCode::kDataLoss);
+  EXPECT_THAT(weights.status().message(),
+              AllOf(HasSubstr("some/model: 2 of 35 tensors are missing"), HasSubstr("model.norm.weight"),
+                    HasSubstr("model.layers.1.self_attn.k_proj.weight"), Not(HasSubstr("more"))));
+}
+
+TEST_F(WeightsTest, case_49_AListTooLongToReadIsCut) {
+  for (const char* norm : {"input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"}) {
+    for (int layer = 0; layer < kLayers; ++layer) {
+      files_.drop("model.layers." + std::to_string(layer) + "." + norm + ".weight");
+    }
+  }
+  const Result<Weights> weights = load();
+  ASSERT_FALSE(weights.ok());
+  EXPECT_THAT(weights.status().message(), AllOf(HasSubstr("12 of 35"), HasSubstr(" and 4 more")));
+}
+
+}  // namespace
+}  // namespace zipage
