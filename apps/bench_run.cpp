@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "ops/read_bandwidth.h"
 #include "text/text_model.h"
 #include "timed_engine.h"
 
@@ -28,6 +29,12 @@ Status warm_up(LLM& llm) {
   return error;
 }
 
+double bytes_per_token(const Engine& engine) {
+  const ModelInfo& model = engine.model();
+  const double element = engine.config().kv_cache_dtype == "fp8_e4m3" ? 1 : 2;
+  return 2.0 * element * model.num_layers * model.num_kv_heads * model.head_dim;
+}
+
 }  // namespace
 
 nlohmann::json to_json(const ThroughputRun& run) {
@@ -40,6 +47,8 @@ nlohmann::json to_json(const ThroughputRun& run) {
           {"step_ms_p50", run.step_ms_p50},
           {"step_ms_p99", run.step_ms_p99},
           {"compression_fraction", run.compression_fraction},
+          {"memory_bandwidth_fraction",
+           run.memory_bandwidth_fraction ? nlohmann::json(*run.memory_bandwidth_fraction) : nlohmann::json()},
           {"compressions", run.compressions},
           {"preemptions", run.preemptions},
           {"swaps", run.swaps},
@@ -58,6 +67,8 @@ double percentile(std::vector<double> values, double fraction) {
 Result<ThroughputRun> measure_throughput(const EngineConfig& config, const std::string& title, const Workload& workload,
                                          bool quiet) {
   ZIPAGE_ASSIGN_OR_RETURN(TextModel model, load_text_model(config, {}));
+  // Before the engine starts: its threads would be in the way.
+  const double read_peak = measure_read_bandwidth(config.device, {.num_threads = config.threads});
   ZIPAGE_ASSIGN_OR_RETURN(std::unique_ptr<Engine> plain, Engine::create(config));
   auto timed = std::make_unique<TimedEngine>(std::move(plain));
   TimedEngine& engine = *timed;
@@ -76,6 +87,7 @@ Result<ThroughputRun> measure_throughput(const EngineConfig& config, const std::
   };
   const EngineStats before = engine.stats();
   engine.take_step_seconds();
+  engine.take_resident_tokens();
   Progress progress(title, workload.size, quiet);
   const BatchSummary summary = run_batch(*llm, batch, progress);
   progress.clear();
@@ -89,6 +101,11 @@ Result<ThroughputRun> measure_throughput(const EngineConfig& config, const std::
   run.step_ms_p50 = percentile(steps, 0.5) * 1e3;
   run.step_ms_p99 = percentile(steps, 0.99) * 1e3;
   run.compression_fraction = (after.compression_seconds - before.compression_seconds) / run.elapsed_time;
+  if (read_peak > 0) {
+    const double bytes = static_cast<double>(steps.size()) * static_cast<double>(engine.model().weight_bytes) +
+                         static_cast<double>(engine.take_resident_tokens()) * bytes_per_token(engine);
+    run.memory_bandwidth_fraction = bytes / run.elapsed_time / read_peak;
+  }
   run.compressions = after.compressions - before.compressions;
   run.preemptions = after.preemptions - before.preemptions;
   run.swaps = after.swaps_out - before.swaps_out + after.swaps_in - before.swaps_in;

@@ -18,6 +18,9 @@ struct ThroughputRun {
   int64_t num_requests = 0, prompt_tokens = 0, output_tokens = 0;
   double step_ms_p50 = 0, step_ms_p99 = 0;
   double compression_fraction = 0;  // of elapsed_time; with --compression-mode async it passes beside the steps
+  // Bytes of weights and resident KV that the steps read, over elapsed_time and the device's measured read peak; none
+  // where the backend does not measure its peak. Small models exceed 1: caches hold them.
+  std::optional<double> memory_bandwidth_fraction;
   int64_t preemptions = 0, swaps = 0, compressions = 0;
   int peak_kv_blocks = 0;
   bool interrupted = false;

@@ -160,14 +160,15 @@ class BenchThroughput : public Command {
             fmt::format("{:.2f}", run.step_ms_p50),
             fmt::format("{:.2f}", run.step_ms_p99),
             fmt::format("{:.1f} %", run.compression_fraction * 100),
+            run.memory_bandwidth_fraction ? fmt::format("{:.0f} %", *run.memory_bandwidth_fraction * 100) : "",
             fmt::format("{}", run.preemptions),
             fmt::format("{}", run.swaps),
             fmt::format("{}", run.peak_kv_blocks)};
   }
 
   static std::vector<std::string> heading() {
-    return {"run",         "seconds",     "requests",    "requests/s",  "tokens/s", "output tokens/s",
-            "step p50 ms", "step p99 ms", "compression", "preemptions", "swaps",    "peak blocks"};
+    return {"run",         "seconds",     "requests",  "requests/s",  "tokens/s", "output tokens/s", "step p50 ms",
+            "step p99 ms", "compression", "bandwidth", "preemptions", "swaps",    "peak blocks"};
   }
 
   int report(const ThroughputRun& run) const {

@@ -10,6 +10,11 @@ std::vector<double> TimedEngine::take_step_seconds() {
   return std::exchange(step_seconds_, {});
 }
 
+int64_t TimedEngine::take_resident_tokens() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(resident_tokens_, 0);
+}
+
 Result<std::string> TimedEngine::submit(Request request) {
   Result<std::string> id = engine_->submit(std::move(request));
   wake();
@@ -26,8 +31,10 @@ bool TimedEngine::step() {
   const Clock::time_point start = Clock::now();
   const bool more = engine_->step();
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const int64_t resident = engine_->stats().kv_resident_tokens;
   const std::lock_guard lock(mutex_);
   step_seconds_.push_back(seconds);
+  resident_tokens_ += resident;
   return more;
 }
 

@@ -19,6 +19,8 @@ class TimedEngine : public Engine {
 
   // Of the steps since the last call, in their order.
   std::vector<double> take_step_seconds();
+  // The resident tokens of all running requests, summed over the steps since the last call: what attention read.
+  int64_t take_resident_tokens();
 
   Result<std::string> submit(Request request) override;
   void abort(const std::string& request_id) override;
@@ -38,6 +40,7 @@ class TimedEngine : public Engine {
   std::condition_variable woken_up_;
   bool woken_ = false;                // guarded by mutex_
   std::vector<double> step_seconds_;  // guarded by mutex_
+  int64_t resident_tokens_ = 0;       // guarded by mutex_
 };
 
 }  // namespace zipage::apps

@@ -6,8 +6,8 @@ from cli import MODEL, Cli
 
 SMALL = ("--num-gpu-blocks-override", 64, "--kv-slack", 64, "--quiet")
 KEYS = {"elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
-        "output_tokens_per_second", "step_ms_p50", "step_ms_p99", "compression_fraction", "compressions",
-        "preemptions", "swaps", "peak_kv_blocks"}
+        "output_tokens_per_second", "step_ms_p50", "step_ms_p99", "compression_fraction",
+        "memory_bandwidth_fraction", "compressions", "preemptions", "swaps", "peak_kv_blocks"}
 
 
 class Throughput(Cli):
@@ -26,6 +26,7 @@ class Throughput(Cli):
         self.assertAlmostEqual(numbers["requests_per_second"] * numbers["elapsed_time"], 3)
         self.assertGreaterEqual(numbers["step_ms_p99"], numbers["step_ms_p50"])
         self.assertGreater(numbers["step_ms_p50"], 0)
+        self.assertGreater(numbers["memory_bandwidth_fraction"], 0)
         self.assertEqual(numbers["compressions"], 0)
         self.assertEqual(len(text.splitlines()), 3)
 
