@@ -86,11 +86,11 @@ void run_scenario(uint32_t seed, int steps) {
   ASSERT_EQ(stats.query_slots_used, 0);
 }
 
-TEST(NoStandstill, RandomTrafficOverManySeeds) {
+TEST(NoStandstill, case_44_RandomTrafficOverManySeeds) {
   for (uint32_t seed = 0; seed < 2000 && !testing::Test::HasFatalFailure(); ++seed) run_scenario(seed, 250);
 }
 
-TEST(NoStandstill, OneLongRunOfRandomTraffic) {
+TEST(NoStandstill, case_44_OneLongRunOfRandomTraffic) {
   for (uint32_t seed = 10000; seed < 10004 && !testing::Test::HasFatalFailure(); ++seed) run_scenario(seed, 25000);
 }
 

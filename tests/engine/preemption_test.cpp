@@ -107,5 +107,74 @@ TEST(Preemption, case_43_APoolThatCannotGrowEndsTheRequestAndNotTheEngine) {
   EXPECT_EQ(next.got, next.expected(5, 64));
 }
 
+// The count of tokens to compute is taken after the look into the cache: with the first 464 of 465 tokens still there,
+// one is left, and no step reaches beyond the sequence.
+TEST(Preemption, case_33_AResumedRequestThatHitsTheCacheComputesOnlyTheRest) {
+  EngineConfig config = scripted_config();
+  config.max_num_batched_tokens = 512;
+  ScriptedOptions options = scripted_options(config, 40);
+  auto engine = scripted_engine(config, options);
+  Client client{.prompt = std::vector<int32_t>(450, 3), .max_tokens = 40};
+  ASSERT_TRUE(engine->submit(client.request()).ok());
+  while (client.got.size() < 15) engine->step();
+  const EngineStats before = engine->stats();
+  ASSERT_TRUE(engine->preempt_running(0, PreemptKind::kRecompute));
+  engine->step();
+  engine->check();
+  EXPECT_LE(engine->stats().last_step_tokens, 17);                         // the block that was not full, and a token
+  EXPECT_EQ(engine->stats().prefix_cache_hits, before.prefix_cache_hits);  // recomputation is no hit
+  while (engine->step()) engine->check();
+  EXPECT_EQ(client.got, client.expected(40, 64));
+  EXPECT_EQ(client.last.kv_stats.preemptions, 1);
+}
+
+// With a compression of its own in flight a request is preempted, aborted, or both: the result that arrives afterwards
+// finds nobody to write for.
+TEST(Preemption, case_39_AResultThatComesLateTouchesNothing) {
+  for (int at_step = 1; at_step < 60; ++at_step) {
+    for (const bool abort : {false, true}) {
+      EngineConfig config = scripted_config();
+      config.compression.kv_budget = 16;
+      config.compression_mode = CompressionMode::kAsync;
+      ScriptedOptions options = scripted_options(config, 6);
+      options.num_swap_blocks = 4;
+      auto engine = scripted_engine(config, options);
+      Client client{.prompt = {1, 2, 3, 4}, .max_tokens = 60};
+      Client other{.prompt = {5, 6}, .max_tokens = 60};
+      const auto id = engine->submit(client.request());
+      ASSERT_TRUE(id.ok());
+      ASSERT_TRUE(engine->submit(other.request()).ok());
+      for (int i = 0; i < at_step; ++i) engine->step();
+      for (const PreemptKind kind : {PreemptKind::kSwap, PreemptKind::kRecompute}) engine->preempt_running(0, kind);
+      if (abort) engine->abort(*id);
+      while (engine->step()) engine->check();
+      EXPECT_EQ(client.num_finished, 1);
+      EXPECT_EQ(client.got, client.expected(static_cast<int>(client.got.size()), 64));
+      EXPECT_EQ(client.got.size() == 60, !abort || client.last.finish_reason == FinishReason::kLength);
+      EXPECT_EQ(other.got, other.expected(60, 64));
+      EXPECT_EQ(engine->stats().blocks_live, 0);
+    }
+  }
+}
+
+// Alone in a pool that is too small for the next block: it waits or ends, and is never in two places.
+TEST(Preemption, case_40_TheOnlyRunningRequestIsNotScheduledInTheStepThatPreemptsIt) {
+  EngineConfig config = scripted_config();
+  config.enable_prefix_caching = false;
+  auto engine = scripted_engine(config, scripted_options(config, 3));
+  Client client{.prompt = std::vector<int32_t>(20, 1), .max_tokens = 28};
+  ASSERT_TRUE(engine->submit(client.request()).ok());
+  while (client.got.size() < 5) engine->step();
+  ASSERT_TRUE(engine->preempt_running(0, PreemptKind::kRecompute));
+  EXPECT_FALSE(engine->preempt_running(0, PreemptKind::kRecompute));  // it runs no more
+  engine->check();
+  while (engine->step()) {
+    engine->check();
+    const EngineStats stats = engine->stats();
+    ASSERT_LE(stats.num_running + stats.num_waiting, 1);
+  }
+  EXPECT_EQ(client.got, client.expected(28, 64));
+}
+
 }  // namespace
 }  // namespace zipage

@@ -39,6 +39,8 @@ class Files final : public ModelFiles {
     }
   }
 
+  void untie() { config_.replace(config_.find("\"tie_word_embeddings\":true"), 26, "\"tie_word_embeddings\":false"); }
+  void add_head() { add("lm_head.weight", {kVocab, kHidden}); }
   void drop(const std::string& name) { ASSERT_EQ(tensors_.erase(name), 1U) << name; }
 
   const std::string& config_json() const override { return config_; }
@@ -117,6 +119,26 @@ TEST_F(WeightsTest, case_49_AListTooLongToReadIsCut) {
   const Result<Weights> weights = load();
   ASSERT_FALSE(weights.ok());
   EXPECT_THAT(weights.status().message(), AllOf(HasSubstr("12 of 35"), HasSubstr(" and 4 more")));
+}
+
+TEST_F(WeightsTest, case_50_ATiedModelUsesItsEmbeddingWhetherOrNotTheFileRepeatsTheHead) {
+  for (const bool repeated : {false, true}) {
+    if (repeated) files_.add_head();
+    const Result<Weights> weights = load();
+    ASSERT_TRUE(weights.ok()) << weights.status().message();
+    EXPECT_EQ(weights->lm_head, nullptr);
+  }
+}
+
+TEST_F(WeightsTest, case_50_AnUntiedModelMustBringItsHead) {
+  files_.untie();
+  const Result<Weights> absent = load();
+  ASSERT_FALSE(absent.ok());
+  EXPECT_THAT(absent.status().message(), HasSubstr("1 of 36 tensors is missing: lm_head.weight"));
+  files_.add_head();
+  const Result<Weights> present = load();
+  ASSERT_TRUE(present.ok()) << present.status().message();
+  EXPECT_NE(present->lm_head, nullptr);
 }
 
 }  // namespace
