@@ -49,7 +49,9 @@ struct EngineConfig {
   int max_num_batched_tokens = 2048;
   bool enable_chunked_prefill = true;  // false: a prompt is computed in one step, alone if it must
   SchedulingPolicy scheduling_policy = SchedulingPolicy::kFcfs;
-  int max_queued_requests = 0;  // 0 = no limit
+  std::optional<bool> async_scheduling;  // plan a step while the one before runs; none = where the device is beside
+                                         // the host
+  int max_queued_requests = 0;           // 0 = no limit
   int max_logprobs = 20;
 
   // compression

@@ -29,6 +29,8 @@ struct EngineStats {
   int64_t corrupted_requests = 0;                           // logits without a finite value
   int64_t finished[5] = {};                                 // by FinishReason
   double compression_seconds = 0, step_seconds = 0;
+  double device_seconds = 0;       // that batches took on the device
+  double device_idle_seconds = 0;  // between batches of steps that followed each other
   int peak_blocks_live = 0;
   int64_t last_step_tokens = 0;
   std::chrono::steady_clock::time_point last_progress;  // end of the last step that did something

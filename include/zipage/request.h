@@ -101,6 +101,9 @@ struct Request {
   // The output's beginning, whatever the model says: it is computed, compressed and reported like sampled tokens
   // (with their log-probabilities), then sampling goes on. Counts towards max_tokens.
   std::vector<int32_t> forced_output_token_ids;
+  // For benchmarks with made-up weights (--load-format dummy) alone: so many of the prompt's tokens, fewer than all,
+  // are taken as computed and compressed before; their K and V are whatever the pool holds.
+  int made_up_tokens = 0;
   // With thinking_token_budget: when thinking has not ended after so many tokens, these ids are forced.
   std::vector<int32_t> end_thinking_token_ids;
   bool starts_thinking = false;  // the prompt already opened the thought

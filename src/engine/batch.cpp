@@ -16,7 +16,8 @@ void append_tokens(const ScheduledChunk& chunk, int block_size, int window, Step
     ZIPAGE_CHECK(slot / block_size < static_cast<int>(sequence.blocks.size()), "sequence {} has no block for slot {}",
                  sequence.id.value(), slot);
     const BlockId block = sequence.blocks[static_cast<size_t>(slot / block_size)];
-    batch.token_ids.push_back(sequence.tokens[static_cast<size_t>(index)]);
+    const bool known = index < static_cast<int>(sequence.tokens.size());
+    batch.token_ids.push_back(known ? sequence.tokens[static_cast<size_t>(index)] : -1 - sequence.pending_row);
     batch.positions.push_back(index);
     batch.slot_mapping.push_back(block.value() * block_size + slot % block_size);
     // A chunk's last w tokens have distinct rows of the ring; earlier ones would be overwritten by them anyway.
@@ -72,22 +73,6 @@ StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, int window
   for (size_t i = 0; i < chunks.size(); ++i) append_scored_rows(chunks[i], first_rows[i], batch);
   batch.chunks = std::move(chunks);
   return batch;
-}
-
-BatchView StepBatch::view(StagingArena& arena) const {
-  return {.num_tokens = num_tokens(),
-          .num_seqs = static_cast<int>(chunks.size()),
-          .num_decodes = num_decodes,
-          .max_query_len = max_query_len,
-          .max_seq_len = max_seq_len,
-          .max_blocks_per_seq = max_blocks_per_seq,
-          .token_ids = arena.put(std::span<const int32_t>(token_ids)),
-          .positions = arena.put(std::span<const int32_t>(positions)),
-          .slot_mapping = arena.put(std::span<const int32_t>(slot_mapping)),
-          .query_ring_rows = arena.put(std::span<const int32_t>(query_ring_rows)),
-          .query_start_loc = arena.put(std::span<const int32_t>(query_start_loc)),
-          .seq_lens = arena.put(std::span<const int32_t>(seq_lens)),
-          .block_table = arena.put(std::span<const int32_t>(block_table))};
 }
 
 }  // namespace zipage

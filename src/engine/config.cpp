@@ -182,6 +182,8 @@ constexpr Entry kTable[] = {
     knob<FIELD(enable_chunked_prefill)>("enable-chunked-prefill", kScheduling, "",
                                         "compute long prompts in pieces beside decoding"),
     knob<FIELD(scheduling_policy)>("scheduling-policy", kScheduling, "{fcfs,priority}", "who comes first"),
+    knob<FIELD(async_scheduling)>("async-scheduling", kScheduling, "",
+                                  "plan a step while the one before runs; default: on a GPU"),
     knob<FIELD(max_queued_requests)>("max-queued-requests", kScheduling, "N", "refuse more waiting ones; 0: no limit"),
     knob<FIELD(max_logprobs)>("max-logprobs", kScheduling, "N", "most log-probabilities a request may ask for"),
 

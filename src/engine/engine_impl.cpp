@@ -60,17 +60,26 @@ bool EngineImpl::step() {
   take_inbox();
   commit_compressions();
 
-  const StepPlan plan = scheduler_.plan(view());
   int num_tokens = 0;
+  bool worked = !launched_.empty();
   try {
+    if (!launched_.empty() && launched_.back().needs_settling) settle();
+    const StepPlan plan = scheduler_.plan(view());
+    worked |= !plan.empty();
     const StepBatch batch = apply(plan);
     num_tokens = batch.num_tokens();
-    if (num_tokens > 0) commit(batch, compute(batch));
+    if (num_tokens > 0) {
+      launch(batch);
+      advance(batch);
+      launched_.back().follows = launched_before_;
+    }
+    launched_before_ = num_tokens > 0;
+    const size_t ahead = config_.async_scheduling.value_or(false) && num_tokens > 0 ? 1 : 0;
+    while (launched_.size() > (sequences_.empty() ? 0 : ahead)) settle();
   } catch (const DeviceError& error) {
-    // What the device holds of the running requests is not to be trusted any more; the others are not touched.
-    fail_running(Status(StatusCode::kInternal, error.what()));
+    fail_launched(Status(StatusCode::kInternal, error.what()));
   }
-  const bool worked = !plan.empty() || !outputs_.empty();
+  worked |= !outputs_.empty();
   emit();
   ZIPAGE_DCHECK((check(), true), "invariants");
   if (worked) {
@@ -106,12 +115,7 @@ void EngineImpl::take_inbox() {
   for (const std::string& id : aborts) {
     const auto found = by_request_id_.find(id);
     if (found == by_request_id_.end()) continue;
-    // The lane still writes to its blocks: it ends when the lane is done with them (C7).
-    if (found->second->state == SequenceState::kCompressing) {
-      found->second->abort_requested = true;
-    } else {
-      finish(*found->second, FinishReason::kAbort);
-    }
+    finish(*found->second, FinishReason::kAbort);
   }
 }
 
@@ -129,8 +133,9 @@ void EngineImpl::commit_compressions() {
       } catch (const std::exception& error) {
         finish(sequence, FinishReason::kError, Status(StatusCode::kInternal, error.what()));
       }
-    } else if (sequence.abort_requested) {
-      finish(sequence, FinishReason::kAbort);
+    } else if (sequence.end_after_compression) {
+      const Sequence::End end = *sequence.end_after_compression;
+      finish(sequence, end.reason, end.error);
     }
   }
 }
@@ -152,8 +157,7 @@ SchedulerView EngineImpl::view() const {
   return view;
 }
 
-SampledTokens EngineImpl::compute(const StepBatch& batch) {
-  runner_->forward(batch);
+void EngineImpl::launch(const StepBatch& batch) {
   sampling_.clear();
   int top_logprobs = -1;
   for (const ScheduledChunk& chunk : batch.chunks) {
@@ -168,7 +172,7 @@ SampledTokens EngineImpl::compute(const StepBatch& batch) {
     sampling_.add(params, seq.sampling_seed, seq.length(), seq.history.get(), forbidden_tokens(seq), forced,
                   seq.request.constraint.get());
   }
-  return runner_->sample(batch, sampling_, top_logprobs);
+  runner_->launch(batch, sampling_, top_logprobs);
 }
 
 void EngineImpl::emit() {
@@ -264,10 +268,15 @@ void EngineImpl::update_stats(double seconds, int num_tokens) {
 // ---- invariants
 // ---------------------------------------------------------------------------------------------------------------
 
-Sequence& EngineImpl::sequence(SequenceId id) {
+Sequence* EngineImpl::find(SequenceId id) {
   const auto found = sequences_.find(id);
-  ZIPAGE_CHECK(found != sequences_.end(), "the plan names sequence {}, which is not there", id.value());
-  return *found->second;
+  return found != sequences_.end() ? found->second.get() : nullptr;
+}
+
+Sequence& EngineImpl::sequence(SequenceId id) {
+  Sequence* found = find(id);
+  ZIPAGE_CHECK(found != nullptr, "the plan names sequence {}, which is not there", id.value());
+  return *found;
 }
 
 void EngineImpl::check() const {
@@ -278,7 +287,7 @@ void EngineImpl::check() const {
     const Sequence& s = *sequence;
     for (BlockId block : s.blocks) ++owners[block];
     slots += s.query_slot.has_value();
-    swapped_blocks += static_cast<int>(s.swap_blocks.size());
+    swapped_blocks += static_cast<int>(std::ranges::count_if(s.swap_blocks, [](int block) { return block >= 0; }));
     swapped_rings += s.swap_ring >= 0;
     ZIPAGE_CHECK(s.num_scored <= s.num_resident && s.num_resident <= s.num_computed && s.num_computed <= s.length(),
                  "sequence {}: {} scored, {} resident, {} computed of {} tokens", id.value(), s.num_scored,

@@ -2,12 +2,22 @@
 //
 //   submit() ── inbox ──┐ engine's thread from here on
 //                       v
-//   take_inbox ─ commit_compressions ─ plan ─ apply ─ compute ─ commit ─ emit
+//   take_inbox ─ commit_compressions ─ plan ─ apply ─ launch ─ advance ─ settle ─ emit
+//
+// With async scheduling a step settles what the step before launched, while its own batch runs:
+//
+//   step n       plan n   launch n     settle n-1        the device runs n-1, then n
+//   step n+1     plan n+1 launch n+1   settle n          the device runs n, then n+1
+//
+// So a plan is made with up to one token of each sequence unknown (Sequence::num_pending). Lengths are known; where the
+// text matters (penalties, grammars) the batch is settled before the plan. A sequence that turns out to have stopped
+// has been computed for one token too many; nobody hears of it.
 //
 // Ownership: sequences_ owns every unfinished sequence; running_ and waiting_ hold them in rank order.
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -60,14 +70,33 @@ class EngineImpl final : public Engine {
     Sequence* sequence;
     CompressionPlan plan;
   };
+  // A batch that runs on the device. Its sequences may end before it is settled.
+  struct Launched {
+    struct Chunk {
+      SequenceId id;
+      int end;  // num_computed after it
+      bool samples;
+    };
+    struct ScoredToken {
+      SequenceId id;
+      int index;
+    };
+    std::vector<Chunk> chunks;
+    std::vector<ScoredToken> scored;
+    int num_sampled = 0;
+    int num_prompt_tokens = 0;    // computed for the first time
+    bool needs_settling = false;  // before the next plan
+    bool follows = false;         // a batch of the step before
+  };
 
   // ---- step's stages ----
   void take_inbox();
   void commit_compressions();
   SchedulerView view() const;
   StepBatch apply(const StepPlan& plan);
-  SampledTokens compute(const StepBatch& batch);
-  void commit(const StepBatch& batch, const SampledTokens& sampled);
+  void launch(const StepBatch& batch);
+  void advance(const StepBatch& batch);
+  void settle();
   void emit();
 
   // ---- apply (step_apply.cpp) ----
@@ -80,18 +109,19 @@ class EngineImpl final : public Engine {
   void release_swap(Sequence& sequence);
   void give_back_query_slot(Sequence& sequence);
 
-  // ---- commit (step_commit.cpp) ----
+  // ---- settle (step_settle.cpp) ----
   void accept_token(Sequence& sequence, int32_t token);
   void report_token(Sequence& sequence, int32_t token);
-  void report_forced_tokens(Sequence& sequence);
+  void report_forced_tokens(Sequence& sequence, int num_computed);
   void publish_blocks(Sequence& sequence);
   std::vector<int32_t> forbidden_tokens(const Sequence& sequence) const;
   bool is_stop(const Sequence& sequence, int32_t token) const;
   RequestOutput& output_of(Sequence& sequence);
   void finish(Sequence& sequence, FinishReason reason, Status error = {});
-  void fail_running(const Status& error);
+  void fail_launched(const Status& error);
 
   Sequence& sequence(SequenceId id);
+  Sequence* find(SequenceId id);  // null: it has ended
   Status validate(Request& request, CompressionParams* params) const;
   void update_stats(double seconds, int num_tokens);
 
@@ -109,6 +139,8 @@ class EngineImpl final : public Engine {
   std::set<Sequence*, ByRank> running_, waiting_;
   std::map<SequenceId, LaneJob> lane_jobs_;
   std::unique_ptr<CompressionLane> lane_;            // null: inline
+  bool launched_before_ = false;                     // the step before launched a batch
+  std::deque<Launched> launched_;                    // the oldest first
   std::map<SequenceId, RequestOutput> outputs_;      // of this step, in order of arrival
   std::vector<std::unique_ptr<Sequence>> finished_;  // of this step: their sinks are still to be called
   SamplingBatch sampling_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/sequence.h"
+#include "engine/step_inputs.h"
 #include "model/decoder.h"
 
 namespace zipage {
@@ -44,6 +45,29 @@ Result<int> choose_num_blocks(const EngineConfig& config, const Backend& backend
   return static_cast<int>(std::min<int64_t>(bytes / bytes_per_block, (int64_t{1} << 31) / config.block_size - 1));
 }
 
+// What an asynchronous device's libraries and recorded graphs take beside the plan, about.
+constexpr int64_t kLibraryBytes = int64_t{512} << 20, kGraphBytes = int64_t{6} << 20;
+
+// Every size up to 8 would be too many to record, and padding costs little: 1, 2, 4, steps of 8 to 256, of 16 to 512,
+// of 32 beyond.
+std::vector<int> choose_graph_sizes(const EngineConfig& config, const BackendInfo& info, int max_tokens_per_step) {
+  std::vector<int> sizes;
+  if (config.enforce_eager || !info.asynchronous) return sizes;
+  const int most = std::min(config.max_num_seqs, max_tokens_per_step);
+  if (!config.cudagraph_capture_sizes.empty()) {
+    sizes = config.cudagraph_capture_sizes;
+    std::erase_if(sizes, [most](int size) { return size > most; });
+  } else {
+    const auto step = [](int size) { return size < 4 ? size : size < 8 ? 4 : size < 256 ? 8 : size < 512 ? 16 : 32; };
+    for (int size = 1; size < most; size += step(size)) sizes.push_back(size);
+    sizes.push_back(most);
+  }
+  std::ranges::sort(sizes);
+  const auto repeated = std::ranges::unique(sizes);
+  sizes.erase(repeated.begin(), repeated.end());
+  return sizes;
+}
+
 }  // namespace
 
 int64_t MemoryPlan::device_bytes() const {
@@ -74,7 +98,10 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
   plan.max_tokens_per_step = config.enable_chunked_prefill
                                  ? config.max_num_batched_tokens
                                  : std::max(config.max_num_batched_tokens, plan.max_model_len);
+  plan.max_seqs_per_step = config.max_num_seqs;
   plan.max_logit_rows = std::max(config.max_num_seqs, 64);
+  const BackendInfo info = backend.info();
+  plan.graph_sizes = choose_graph_sizes(config, info, plan.max_tokens_per_step);
   const CompressionParams params = resolve(config.compression);
   const int max_blocks_per_seq = (plan.max_model_len + block - 1) / block;
 
@@ -90,7 +117,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
                       .max_slots = max_blocks_per_seq * block,
                       .max_budget = max_blocks_per_seq * block};
 
-  const size_t activation = static_cast<size_t>(traits(backend.info().activation).block_bytes);
+  const size_t activation = static_cast<size_t>(traits(info.activation).block_bytes);
   const auto workspace =
       static_cast<int64_t>(Decoder::workspace_bytes(model, activation, plan.max_tokens_per_step, plan.max_logit_rows));
   const auto compression = static_cast<int64_t>(CompressionWorkspace::bytes(backend, plan.compression));
@@ -99,7 +126,11 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
   plan.num_query_slots = config.query_slots.value_or(config.max_num_seqs);
   const int64_t kv_bytes = static_cast<int64_t>(backend.kv_bytes_per_block(plan.kv)) * model.num_layers;
   const int64_t marks_bytes = int64_t{model.num_layers} * model.num_kv_heads * block * 8;  // scores and positions
-  const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots;
+  const auto step_arrays = static_cast<int64_t>(
+      StepInputs::bytes(plan.max_tokens_per_step, plan.max_seqs_per_step, max_blocks_per_seq) + plan.result_bytes());
+  const int64_t libraries =
+      info.asynchronous ? kLibraryBytes + kGraphBytes * static_cast<int64_t>(plan.graph_sizes.size()) : 0;
+  const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots + step_arrays + libraries;
   ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks, choose_num_blocks(config, backend, kv_bytes + marks_bytes, other,
                                                                 int64_t{config.max_num_seqs} * max_blocks_per_seq));
   plan.compression.kv = plan.kv;
@@ -120,10 +151,16 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
        fmt::format("{} of {} queries a layer", plan.num_query_slots, params.window), false},
       {"activations and logits", workspace,
        fmt::format("{} tokens a step, {} sampled", plan.max_tokens_per_step, plan.max_logit_rows), false},
+      {"inputs and results", step_arrays, "of a step", false},
       {"compression workspace", compression, fmt::format("up to {} tokens", plan.compression.max_slots), false},
       {"swap space", plan.num_swap_blocks * swap_block + plan.num_swap_rings * ring_bytes,
        fmt::format("{} blocks", plan.num_swap_blocks), true},
   };
+  if (libraries > 0) {
+    plan.rows.insert(plan.rows.end() - 1,
+                     {"libraries and graphs", libraries,
+                      fmt::format("about, {} graphs of decode steps", plan.graph_sizes.size()), false});
+  }
   return plan;
 }
 

@@ -14,10 +14,15 @@
 
 namespace zipage {
 
+// Entries beside a token's own log-probability, at most.
+inline constexpr int kMaxTopLogprobs = 128;
+
 struct MemoryPlan {
   int max_model_len = 0;
   int max_tokens_per_step = 0;
+  int max_seqs_per_step = 0;
   int max_logit_rows = 0;
+  std::vector<int> graph_sizes;  // numbers of decodes with a graph, ascending; empty = none
   int num_query_slots = 0;
   int64_t num_swap_blocks = 0;
   int num_swap_rings = 0;
@@ -32,6 +37,8 @@ struct MemoryPlan {
   };
   std::vector<Row> rows;
 
+  // Sampled tokens and their log-probabilities of one step.
+  size_t result_bytes() const { return static_cast<size_t>(max_logit_rows) * (12 + 8 * kMaxTopLogprobs); }
   int64_t device_bytes() const;
   std::string table() const;
 };

@@ -1,10 +1,14 @@
 // What the engine asks of a model: the seam between deciding and computing. Runner is the real one; tests script
 // another.
 //
-// Thread-safety: one thread, except compress(), which a CompressionLane's thread calls for jobs of its own.
-// Errors: a device failure throws DeviceError.
+// Whatever is launched (batches, swaps, inline compressions) takes effect in the order of the calls. On an asynchronous
+// device the calls return before.
+//
+// Thread-safety: one thread; a job of compression() may run on another.
+// Errors: a device failure throws DeviceError, at the call or at a later one.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -18,6 +22,8 @@ namespace zipage {
 struct SampledTokens {
   std::vector<int32_t> tokens;          // [num_sampled]; -1: no finite logit
   std::vector<TokenLogprobs> logprobs;  // [num_sampled + scored] when any row asked for them, else empty
+  double device_seconds = 0;            // that the batch took
+  double idle_seconds = 0;              // of the device, from the batch before to this one
 };
 
 class ModelRunner {
@@ -25,15 +31,20 @@ class ModelRunner {
   virtual ~ModelRunner() = default;
   virtual const MemoryPlan& plan() const = 0;
 
-  // Computes every token of the batch and stores K and V; records the window's queries.
-  virtual void forward(const StepBatch& batch) = 0;
-  // Of the last batch's rows. `top_logprobs`: -1 = no log-probabilities.
-  virtual SampledTokens sample(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) = 0;
+  // Computes every token of the batch, stores K and V, records the window's queries, and samples. A token id below 0
+  // stands for the token that row -1 - id of the batch launched before has sampled. `top_logprobs`: -1 = no
+  // log-probabilities. Nothing of the arguments is looked at after the call.
+  // REQUIRES: at most one launched batch is not collected
+  virtual void launch(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) = 0;
+  // What the batch sampled that was launched first of those not collected; blocks until it is done.
+  virtual SampledTokens collect() = 0;
+  // Forgets what was launched and not collected: after an error.
+  virtual void abandon() = 0;
 
-  // The job of a compression; valid while `plan` and the sequence's blocks are.
-  virtual CompressionJob compression_job(const Sequence& sequence, const CompressionPlan& plan) const = 0;
-  // Blocks until done. `in_lane`: on the low-priority queue, beside the batch; else between batches.
-  virtual void compress(const CompressionJob& job, bool in_lane) = 0;
+  // The compression of a sequence as a job that blocks until it is done. It works on what everything launched so far
+  // leaves; `in_lane`: on the low-priority queue, beside what is launched later, else before that. Valid while `plan`
+  // and the sequence's blocks are.
+  virtual std::function<void()> compression(const Sequence& sequence, const CompressionPlan& plan, bool in_lane) = 0;
 
   virtual void swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) = 0;
   virtual void swap_ring(int query_slot, int host_ring, bool to_host) = 0;

@@ -1,13 +1,22 @@
-// Everything that touches the device: weights, pool, rings, activations, swap space. Executes what was decided.
+// Everything that touches the device: weights, pool, rings, activations, swap space, graphs. Executes what was decided.
+//
+// Batches of decodes alone are replayed from graphs where the backend has them, padded to the next recorded size; all
+// others are launched op by op. Both find their inputs at the same addresses (StepInputs). What a batch samples lies in
+// one place on the device, where the next batch looks for token ids that the host does not know yet.
 //
 // Thread-safety: one thread, except that each CompressionLane's job may run on the lane's own thread.
 #pragma once
 
+#include <array>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "engine/model_runner.h"
+#include "engine/staging.h"
+#include "engine/step_inputs.h"
 #include "model/decoder.h"
 #include "model/weights.h"
 
@@ -15,15 +24,16 @@ namespace zipage {
 
 class Runner final : public ModelRunner {
  public:
+  ~Runner() override;
   static Result<std::unique_ptr<Runner>> create(const EngineConfig& config, std::unique_ptr<Backend> backend,
                                                 const ModelFiles& files, const ModelConfig& model,
                                                 const std::function<void(double)>& progress);
 
   const MemoryPlan& plan() const override { return plan_; }
-  void forward(const StepBatch& batch) override;
-  SampledTokens sample(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) override;
-  CompressionJob compression_job(const Sequence& sequence, const CompressionPlan& plan) const override;
-  void compress(const CompressionJob& job, bool in_lane) override;
+  void launch(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) override;
+  SampledTokens collect() override;
+  void abandon() override;
+  std::function<void()> compression(const Sequence& sequence, const CompressionPlan& plan, bool in_lane) override;
   void swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) override;
   void swap_ring(int query_slot, int host_ring, bool to_host) override;
   int64_t swap_bytes_per_block() const override;
@@ -34,8 +44,32 @@ class Runner final : public ModelRunner {
   const KvPool& kv() const { return kv_; }
 
  private:
+  // Of the last launched batches, the oldest first.
+  struct Launched {
+    int num_sampled = 0, num_rows = 0;
+    int top_logprobs = -1;
+    std::vector<int32_t> known;  // [num_rows - num_sampled] the tokens of the rows that are scored
+    const std::byte* results = nullptr;
+    std::unique_ptr<Event> begun, done;
+  };
+  // Where the parts of the results lie, on the device and on the host alike.
+  struct Results {
+    int32_t* tokens;   // [max_logit_rows]
+    float* chosen;     // [max_logit_rows] log-probabilities
+    int32_t* ranks;    // [max_logit_rows]
+    int32_t* top_ids;  // [max_logit_rows, kMaxTopLogprobs]
+    float* top;        // [max_logit_rows, kMaxTopLogprobs]
+  };
+
   Runner(const EngineConfig& config, std::unique_ptr<Backend> backend, const ModelConfig& model);
 
+  void reserve(bool made_up_kv);
+  // Lets the ops choose among their alternatives at the sizes that will come, then records the graphs.
+  void warm_up(const std::function<void(double)>& progress);
+  void forward(const StepBatch& batch);
+  void sample(const StepBatch& batch, const SamplingBatch& sampling, Launched& launched);
+  void score(const Matrix& logits, int begin, int count, const int32_t* chosen, int vocab, int top_n);
+  Results results_in(std::byte* base) const;
   EngineConfig config_;
   ModelConfig model_;
   std::unique_ptr<Backend> backend_;
@@ -43,14 +77,20 @@ class Runner final : public ModelRunner {
   Weights weights_;
   MemoryPlan plan_;
   std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<Buffer> kv_data_, kv_scores_, kv_positions_, ring_data_;
+  std::unique_ptr<Buffer> kv_data_, kv_scores_, kv_positions_, kv_scales_, ring_data_;
   std::unique_ptr<Buffer> swap_data_, swap_rings_;
   size_t ring_bytes_ = 0;  // of one query slot
   KvPool kv_;
   QueryRing ring_;
   std::unique_ptr<CompressionWorkspace> workspace_;
-  std::unique_ptr<StagingArena> inputs_, sampling_inputs_;
-  std::unique_ptr<Buffer> results_, results_host_;  // sampled ids and log-probabilities
+  std::unique_ptr<StepInputs> inputs_;
+  std::unique_ptr<StagingArena> sampling_inputs_;
+  std::unique_ptr<Buffer> results_;                      // sampled ids and log-probabilities
+  std::array<std::unique_ptr<Buffer>, 2> results_host_;  // take turns
+  size_t next_results_ = 0;
+  std::deque<Launched> launched_;
+  std::unique_ptr<Event> last_done_;              // of the batch collected last
+  std::map<int, std::unique_ptr<Graph>> graphs_;  // by number of decodes
 };
 
 }  // namespace zipage

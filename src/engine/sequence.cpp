@@ -58,6 +58,21 @@ int compression_trigger(const Sequence& sequence) {
   return params.budget + params.slack;
 }
 
+void make_up_beginning(Sequence& sequence, int num_computed, int block_size) {
+  const CompressionParams& params = sequence.compression;
+  sequence.num_computed = sequence.num_resident = sequence.max_computed = num_computed;
+  const int full = params.budget + params.slack;
+  if (params.enabled() && params.when == KvCompress::kAll && num_computed > full) {
+    sequence.num_scored = params.budget;
+    sequence.num_resident = params.budget + (num_computed - full) % params.slack;
+    sequence.prompt_compressed = true;
+    sequence.stats.compressions = 1 + (num_computed - full) / params.slack;
+  }
+  sequence.swap_blocks.assign(static_cast<size_t>((sequence.num_resident + block_size - 1) / block_size), -1);
+  sequence.become(SequenceState::kRunning);
+  sequence.become(SequenceState::kSwapped);
+}
+
 int peak_blocks(int num_prompt, int max_tokens, const CompressionParams& params, int block_size) {
   const auto blocks = [block_size](int64_t tokens) { return static_cast<int>((tokens + block_size - 1) / block_size); };
   // The last token is sampled but never computed.

@@ -53,17 +53,19 @@ struct Sequence {
   int num_prompt = 0;
   int num_forced = 0;   // output tokens given with the request
   int num_pending = 0;  // tokens being sampled by launched steps
+  int pending_row = 0;  // where the last launched step samples the newest of them
   int num_computed = 0;
   int num_resident = 0;
   int num_scored = 0;
   std::vector<BlockId> blocks;
   std::optional<QuerySlotId> query_slot;
-  std::vector<int> swap_blocks;  // host blocks, as many as resident ones, while kSwapped
+  std::vector<int> swap_blocks;  // host blocks, as many as resident ones, while kSwapped; -1: made up
   int swap_ring = -1;
 
   uint64_t prefix_root = 0, prefix_chain = 0;
   int num_published = 0;  // leading blocks offered to the prefix cache
   bool use_prefix_cache = true;
+  bool needs_sampled_tokens = false;  // what is sampled next depends on the text sampled before
 
   // What has been computed of it before, for statistics: recomputation is no prefix hit, prompt tokens count once.
   int max_computed = 0;
@@ -75,7 +77,12 @@ struct Sequence {
   uint64_t sampling_seed = 0;
   std::vector<std::optional<TokenLogprobs>> prompt_logprobs;  // until the first output is reported
   int num_reported = 0;                                       // output tokens that the sink has seen
-  bool abort_requested = false;
+  // It has ended, but the compression lane still works on its blocks.
+  struct End {
+    FinishReason reason;
+    Status error;
+  };
+  std::optional<End> end_after_compression;
   bool prompt_compressed = false;  // the compression after the prompt is done
 
   int length() const { return static_cast<int>(tokens.size()) + num_pending; }
@@ -99,6 +106,9 @@ int max_compressed_blocks(const CompressionParams& params, int block_size);
 // The number of resident tokens at which the sequence is compressed next, or INT_MAX when it never is:
 // a prompt longer than the budget right after its prefill, else when its N_max blocks are full.
 int compression_trigger(const Sequence& sequence);
+
+// Makes the sequence one that has come so far and was swapped out, over made-up KV.
+void make_up_beginning(Sequence& sequence, int num_computed, int block_size);
 
 // The most blocks that the sequence can need at one time, were it alone: a prompt's prefill, or N_max, or all it says.
 int peak_blocks(int num_prompt, int max_tokens, const CompressionParams& params, int block_size);

@@ -25,8 +25,11 @@ StepBatch EngineImpl::apply(const StepPlan& plan) {
     if (chunk.takes_query_slot) s.query_slot = QuerySlotId(query_slots_.take());
     chunks.push_back({&s, chunk.num_tokens, chunk.records_queries, chunk.samples});
   }
-  // A pool that cannot hold one more block of the only request in it ends that request, not the engine.
-  for (SequenceId id : plan.exhausted) finish(sequence(id), FinishReason::kLength);
+  // A pool that cannot hold one more block of the only request in it ends that request, not the engine; after the token
+  // that is being sampled, if there is one.
+  for (SequenceId id : plan.exhausted) {
+    if (sequence(id).num_pending == 0) finish(sequence(id), FinishReason::kLength);
+  }
   return flatten(std::move(chunks), config_.block_size, default_compression_.window);
 }
 
@@ -52,7 +55,6 @@ void EngineImpl::preempt(Sequence& s, PreemptKind kind, bool save_ring) {
     s.num_published = 0;
     s.prefix_chain = s.prefix_root;
     s.prompt_compressed = false;
-    s.stats.compressions = 0;
   }
   release_kv(s);
   running_.erase(&s);
@@ -82,13 +84,14 @@ void EngineImpl::swap_in(Sequence& s, bool takes_query_slot) {
     s.blocks.push_back(pool_.allocate());
     blocks.push_back(s.blocks.back().value());
   }
-  runner_->swap_blocks(blocks, s.swap_blocks, /*to_host=*/false);
+  const bool made_up = !s.swap_blocks.empty() && s.swap_blocks.front() < 0;
+  if (!made_up) runner_->swap_blocks(blocks, s.swap_blocks, /*to_host=*/false);
   if (takes_query_slot) {
     s.query_slot = QuerySlotId(query_slots_.take());
     runner_->swap_ring(s.query_slot->value(), s.swap_ring, /*to_host=*/false);
   }
-  ++totals_.swaps_in;
-  totals_.swap_bytes += static_cast<int64_t>(blocks.size()) * runner_->swap_bytes_per_block();
+  if (!made_up) ++totals_.swaps_in;
+  totals_.swap_bytes += made_up ? 0 : static_cast<int64_t>(blocks.size()) * runner_->swap_bytes_per_block();
   release_swap(s);
 }
 
@@ -96,6 +99,7 @@ void EngineImpl::admit(Sequence& s, const StepPlan::Admit& admission) {
   waiting_.erase(&s);
   s.become(SequenceState::kRunning);
   running_.insert(&s);
+  s.stats.compressions = 0;  // they happen again
   for (BlockId block : admission.cached_blocks) {
     pool_.share(block);
     s.blocks.push_back(block);
@@ -130,7 +134,7 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   CompressionPlan plan = plan_compression(s.blocks, shared, fresh, s.num_resident, s.compression, config_.block_size);
   if (!lane_) {
     const auto begin = std::chrono::steady_clock::now();
-    runner_->compress(runner_->compression_job(s, plan), /*in_lane=*/false);
+    runner_->compression(s, plan, /*in_lane=*/false)();
     finish_compression(s, plan, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     return;
   }
@@ -138,9 +142,7 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   const auto [job, added] = lane_jobs_.emplace(s.id, LaneJob{&s, std::move(plan)});
   ZIPAGE_CHECK(added, "sequence {} is compressed twice at once", s.id.value());
   // The map's node and the sequence's blocks stay where they are until the commit.
-  lane_->submit(s.id, [this, spec = runner_->compression_job(s, job->second.plan)] {
-    runner_->compress(spec, /*in_lane=*/true);
-  });
+  lane_->submit(s.id, runner_->compression(s, job->second.plan, /*in_lane=*/true));
 }
 
 void EngineImpl::finish_compression(Sequence& s, const CompressionPlan& plan, double seconds) {
@@ -163,7 +165,9 @@ void EngineImpl::release_kv(Sequence& s) {
 }
 
 void EngineImpl::release_swap(Sequence& s) {
-  for (int block : s.swap_blocks) swap_blocks_.give_back(block);
+  for (int block : s.swap_blocks) {
+    if (block >= 0) swap_blocks_.give_back(block);
+  }
   s.swap_blocks.clear();
   if (s.swap_ring >= 0) swap_rings_.give_back(s.swap_ring);
   s.swap_ring = -1;

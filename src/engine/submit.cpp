@@ -116,6 +116,10 @@ Status EngineImpl::validate(Request& request, CompressionParams* params) const {
     return bad("min_tokens",
                fmt::format("min_tokens {} is more than max_tokens {}", sampling.min_tokens, sampling.max_tokens));
   }
+  if (request.made_up_tokens != 0 && (config_.load_format != LoadFormat::kDummy || request.made_up_tokens < 0 ||
+                                      request.made_up_tokens >= num_prompt)) {
+    return bad("made_up_tokens", "made_up_tokens must be less than the prompt's, with --load-format dummy alone");
+  }
   if (static_cast<int64_t>(request.forced_output_token_ids.size()) > sampling.max_tokens) {
     return bad("forced_output_token_ids", fmt::format("{} forced tokens are more than max_tokens {}",
                                                       request.forced_output_token_ids.size(), sampling.max_tokens));
@@ -163,6 +167,9 @@ Result<std::string> EngineImpl::submit(Request request) {
   // Log-probabilities of the prompt need its hidden states, which the prefix cache does not keep.
   s.use_prefix_cache = !sampling.prompt_logprobs && s.num_forced == 0;
   if (sampling.prompt_logprobs) s.prompt_logprobs.emplace_back(std::nullopt);
+  s.needs_sampled_tokens = SamplingBatch::has_penalties(sampling) || sampling.thinking_token_budget ||
+                           s.request.constraint != nullptr ||
+                           std::ranges::any_of(sampling.bad_words, [](const auto& word) { return word.size() > 1; });
   if (SamplingBatch::has_penalties(sampling)) {
     s.history = std::make_unique<TokenHistory>();
     s.history->add_prompt(std::span<const int32_t>(s.tokens).first(static_cast<size_t>(s.num_prompt)));
@@ -172,6 +179,8 @@ Result<std::string> EngineImpl::submit(Request request) {
     s.thinking.emplace(*sampling.thinking_token_budget, s.request.begin_thinking_token_ids,
                        s.request.end_thinking_token_ids, s.request.starts_thinking);
   }
+
+  if (s.request.made_up_tokens > 0) make_up_beginning(s, s.request.made_up_tokens, config_.block_size);
 
   std::string id;
   {

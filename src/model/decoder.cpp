@@ -79,7 +79,9 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
   const float eps = config_.rms_norm_eps;
 
   // The embedding is the first residual; every later norm adds the branch's output to it.
-  backend_.embedding(queue, {.table = weights_.embedding.get(), .token_ids = batch.token_ids, .out = residual});
+  backend_.embedding(
+      queue,
+      {.table = weights_.embedding.get(), .token_ids = batch.token_ids, .sampled = batch.sampled, .out = residual});
   for (int i = 0; i < config_.num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
     if (i == 0) {

@@ -4,13 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
-#include <random>
 #include <span>
 #include <string>
 #include <unordered_set>
-
-#include "tensor/bf16.h"
 
 namespace zipage {
 namespace {
@@ -73,19 +69,11 @@ class Loader final : public WeightSource {
   Loader(Backend& backend, Queue& queue, const ModelFiles& files) : backend_(backend), queue_(queue), files_(files) {}
 
   Result<std::unique_ptr<Linear>> linear(const std::vector<Part>& parts, Weights& weights) override {
+    if (files_.dummy()) return made_up(parts, weights);
     std::vector<HostTensor> tensors;
     std::vector<const HostTensor*> stored;
-    std::vector<std::vector<Bf16>> made_up;
     for (const Part& part : parts) {
       weights.num_parameters += part.rows * part.cols;
-      if (files_.dummy()) {
-        made_up.push_back(random_values(part));
-        tensors.push_back({.name = part.name,
-                           .dtype = DType::kBF16,
-                           .shape = {part.rows, part.cols},
-                           .data = std::as_bytes(std::span(made_up.back()))});
-        continue;
-      }
       ZIPAGE_ASSIGN_OR_RETURN(const HostTensor* tensor, find(part));
       tensors.push_back(*tensor);
       stored.push_back(tensor);
@@ -137,21 +125,19 @@ class Loader final : public WeightSource {
     return tensor;
   }
 
-  std::vector<Bf16> random_values(const Part& part) {
-    // Fast and small enough that activations stay finite through many layers.
-    std::vector<Bf16> values(static_cast<size_t>(part.rows * part.cols));
-    const float scale = 1.0F / std::sqrt(static_cast<float>(part.cols));
-    for (Bf16& value : values) {
-      state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-      value = Bf16((static_cast<float>(state_ >> 40) / static_cast<float>(1 << 23) - 1.0F) * scale);
-    }
-    return values;
+  std::unique_ptr<Linear> made_up(const std::vector<Part>& parts, Weights& weights) {
+    int64_t rows = 0;
+    for (const Part& part : parts) rows += part.rows;
+    weights.num_parameters += rows * parts.front().cols;
+    std::unique_ptr<Linear> linear = backend_.make_noise_linear(rows, parts.front().cols, ++noise_seed_);
+    weights.bytes += static_cast<int64_t>(linear->bytes());
+    return linear;
   }
 
   Backend& backend_;
   Queue& queue_;
   const ModelFiles& files_;
-  uint64_t state_ = 0x5eed;
+  uint64_t noise_seed_ = 0;
 };
 
 Status load_layer(WeightSource& source, const ModelConfig& config, int index, Weights& weights) {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -79,7 +80,8 @@ struct BatchView {
   int max_query_len = 0;                  // host, over the sequences that are not decodes
   int max_seq_len = 0;                    // host, over all
   int max_blocks_per_seq = 0;             // row stride of block_table
-  const int32_t* token_ids = nullptr;     // [num_tokens]
+  const int32_t* token_ids = nullptr;     // [num_tokens]; one below 0 stands for sampled[-1 - id]
+  const int32_t* sampled = nullptr;       // what an earlier batch of the queue sampled, or null
   const int32_t* positions = nullptr;     // [num_tokens] logical
   const int32_t* slot_mapping = nullptr;  // [num_tokens] block * block_size + slot; -1 = not stored (padding)
   const int32_t* query_ring_rows =
@@ -103,7 +105,8 @@ class Linear {
 
 struct EmbeddingParams {
   const Linear* table = nullptr;       // [vocab, hidden]
-  const int32_t* token_ids = nullptr;  // [num_tokens]; REQUIRES 0 <= id < vocab
+  const int32_t* token_ids = nullptr;  // [num_tokens]; REQUIRES id < vocab
+  const int32_t* sampled = nullptr;    // an id below 0 stands for sampled[-1 - id], and that for 0 if it is below 0
   Matrix out;                          // act [num_tokens, hidden]
 };
 
@@ -251,6 +254,14 @@ class Event {
   virtual ~Event() = default;
   virtual bool done() const = 0;
   virtual void wait() const = 0;  // blocks the host
+  // Time on the device from another event of the same queue to this one. REQUIRES: both done
+  virtual double seconds_since(const Event& earlier) const = 0;
+};
+
+// Recorded work: runs again with the same shapes and addresses.
+class Graph {
+ public:
+  virtual ~Graph() = default;
 };
 
 enum class QueuePriority : uint8_t { kNormal, kLow };
@@ -306,9 +317,23 @@ class Backend {
   // done.
   virtual void upload(Queue& queue, void* device, const void* host, size_t bytes) = 0;
   virtual void download(Queue& queue, void* host, const void* device, size_t bytes) = 0;
+  // `rows` rows of `row_bytes`, `host_stride` and `device_stride` bytes apart.
+  virtual void upload_rows(Queue& queue, void* device, size_t device_stride, const void* host, size_t host_stride,
+                           size_t row_bytes, size_t rows) = 0;
+  // Numbers uniform in [-scale, scale), a function of seed and index. REQUIRES: dtype kBF16 or kF8E4M3
+  virtual void noise(Queue& queue, void* device, DType dtype, size_t count, float scale, uint64_t seed) = 0;
+
+  // Records what `work` enqueues on the queue instead of running it. Null, and work is not called: the backend has no
+  // graphs.
+  virtual std::unique_ptr<Graph> capture(Queue& queue, const std::function<void()>& work) = 0;
+  virtual void replay(Queue& queue, const Graph& graph) = 0;
+  // Ops may try alternatives when they meet a shape for the first time; from here on none does.
+  virtual void end_tuning() = 0;
 
   // Packs [out, in] weights; several parts are stacked along out (q, k, v; gate, up). The source may be dropped after.
   virtual std::unique_ptr<Linear> make_linear(std::span<const HostTensor> parts) = 0;
+  // Made-up weights: noise that keeps the size of what goes through.
+  virtual std::unique_ptr<Linear> make_noise_linear(int64_t out_features, int64_t in_features, uint64_t seed) = 0;
 
   virtual size_t kv_bytes_per_block(const KvGeometry& geometry) const = 0;    // one layer, K and V
   virtual size_t swap_bytes_per_block(const KvGeometry& geometry) const = 0;  // all layers, with scores and positions

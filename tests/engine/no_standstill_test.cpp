@@ -32,6 +32,7 @@ void run_scenario(uint32_t seed, int steps) {
   config.scheduling_policy = below(2) ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
   config.query_slots = 1 + below(3);
   config.compression.kv_budget = below(3) * 16;
+  config.async_scheduling = below(2) == 0;
   ScriptedOptions options = scripted_options(config, 2 + below(14));
   options.num_swap_blocks = below(3) * 6;
   if (!config.enable_chunked_prefill) options.max_tokens_per_step = 4096;
@@ -53,6 +54,8 @@ void run_scenario(uint32_t seed, int steps) {
       request.priority = below(3);
       if (below(3) == 0) request.kv_budget = below(4) * 16;
       if (below(5) == 0) request.cache_salt = "other";
+      if (below(4) == 0) request.sampling.stop_token_ids = {below(64)};
+      if (below(8) == 0) request.sampling.presence_penalty = 1;
       const auto id = engine->submit(std::move(request));
       if (id.ok()) {
         live.emplace_back(&client, *id);
@@ -75,6 +78,10 @@ void run_scenario(uint32_t seed, int steps) {
     const auto count = static_cast<int>(client.got.size());
     ASSERT_EQ(client.got, client.expected(count, options.vocab_size)) << "seed " << seed;
     if (client.last.finish_reason == FinishReason::kAbort) continue;
+    if (client.last.finish_reason == FinishReason::kStop) {
+      ASSERT_EQ(client.last.stop_token_id, client.got.back()) << "seed " << seed;
+      continue;
+    }
     ASSERT_EQ(client.last.finish_reason, FinishReason::kLength) << client.last.error.message() << ", seed " << seed;
     if (client.last.kv_stats.compressions > 0) {
       ASSERT_EQ(count, client.max_tokens) << "seed " << seed;
@@ -101,12 +108,13 @@ TEST(NoStandstill, EverySmallPool) {
     for (int budget : {0, 16, 32}) {
       for (int num_requests = 1; num_requests <= 4; ++num_requests) {
         for (int prompt_len : {1, 15, 16, 17, 40, 70}) {
-          for (int variant = 0; variant < 4; ++variant) {
+          for (int variant = 0; variant < 5; ++variant) {
             EngineConfig config = scripted_config();
             config.compression.kv_budget = budget;
             config.max_num_batched_tokens = variant == 1 ? 7 : 64;
             config.query_slots = variant == 2 ? 1 : 8;
-            config.compression_mode = variant == 3 ? CompressionMode::kAsync : CompressionMode::kInline;
+            config.compression_mode = variant >= 3 ? CompressionMode::kAsync : CompressionMode::kInline;
+            config.async_scheduling = variant == 4;
             ScriptedOptions options = scripted_options(config, num_blocks);
             options.num_swap_blocks = variant % 2 == 0 ? 4 : 0;
             auto engine = scripted_engine(config, options);

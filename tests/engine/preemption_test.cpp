@@ -15,10 +15,11 @@ struct Outcome {
   bool preempted = false;
 };
 
-Outcome run(int budget, CompressionMode mode, PreemptKind kind, int at_step, bool twice = false) {
+Outcome run(int budget, CompressionMode mode, PreemptKind kind, bool ahead, int at_step, bool twice = false) {
   EngineConfig config = scripted_config();
   config.compression.kv_budget = budget;
   config.compression_mode = mode;
+  config.async_scheduling = ahead;
   ScriptedOptions options = scripted_options(config, 12);
   options.num_swap_blocks = 16;
   auto engine = scripted_engine(config, options);
@@ -47,21 +48,24 @@ Outcome run(int budget, CompressionMode mode, PreemptKind kind, int at_step, boo
   return outcome;
 }
 
-class PreemptedAtEveryStep : public testing::TestWithParam<std::tuple<int, CompressionMode, PreemptKind>> {};
+class PreemptedAtEveryStep : public testing::TestWithParam<std::tuple<int, CompressionMode, PreemptKind, bool>> {};
 
 TEST_P(PreemptedAtEveryStep, case_41_ChangesNothing) {
-  const auto [budget, mode, kind] = GetParam();
-  const Outcome undisturbed = run(budget, mode, kind, -1);
+  const auto [budget, mode, kind, ahead] = GetParam();
+  const Outcome undisturbed = run(budget, mode, kind, /*ahead=*/false, -1);
   ASSERT_EQ(undisturbed.reason, FinishReason::kStop);
   int preempted = 0;
   for (int step = 1; step < undisturbed.steps; ++step) {
     for (bool twice : {false, true}) {
-      const Outcome outcome = run(budget, mode, kind, step, twice);
+      const Outcome outcome = run(budget, mode, kind, ahead, step, twice);
       ASSERT_EQ(outcome.tokens, undisturbed.tokens) << "preempted at step " << step;
       ASSERT_EQ(outcome.logprobs, undisturbed.logprobs) << "preempted at step " << step;
       ASSERT_EQ(outcome.reason, undisturbed.reason);
-      ASSERT_EQ(outcome.stats.resident_tokens, undisturbed.stats.resident_tokens);
-      ASSERT_EQ(outcome.stats.compressions, undisturbed.stats.compressions);
+      // One whose last token was on its way when it gave way ends while it is computed again.
+      if (!ahead || outcome.stats.compressions > 0) {
+        ASSERT_EQ(outcome.stats.resident_tokens, undisturbed.stats.resident_tokens);
+        ASSERT_EQ(outcome.stats.compressions, undisturbed.stats.compressions);
+      }
       preempted += outcome.preempted;
     }
   }
@@ -72,11 +76,11 @@ TEST_P(PreemptedAtEveryStep, case_41_ChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(Recompute, PreemptedAtEveryStep,
                          testing::Combine(testing::Values(0, 16, 32),
                                           testing::Values(CompressionMode::kInline, CompressionMode::kAsync),
-                                          testing::Values(PreemptKind::kRecompute)));
+                                          testing::Values(PreemptKind::kRecompute), testing::Bool()));
 INSTANTIATE_TEST_SUITE_P(Swap, PreemptedAtEveryStep,
                          testing::Combine(testing::Values(16, 32),
                                           testing::Values(CompressionMode::kInline, CompressionMode::kAsync),
-                                          testing::Values(PreemptKind::kSwap)));
+                                          testing::Values(PreemptKind::kSwap), testing::Bool()));
 
 TEST(Preemption, case_42_TwoThatDoNotFitTogetherBothEnd) {
   EngineConfig config = scripted_config();

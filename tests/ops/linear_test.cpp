@@ -161,10 +161,14 @@ TEST_P(LinearTest, EmbeddingReadsRowsOfThePackedTable) {
     const int vocab = 200, hidden = device.width(at_least);
     std::vector<float> w = random.normals(static_cast<int64_t>(vocab) * hidden);
     const auto table = device.linear(w, vocab, hidden);
-    const std::vector<int32_t> ids{0, 199, 63, 64, 65, 127, 128, 7};
-    const auto tokens = device.array(ids);
+    // Ids below 0 refer to what was sampled, where a -1 stands for nothing.
+    const auto tokens = device.array(std::vector<int32_t>{0, 199, 63, -2, 65, -1, 128, -3});
+    const auto sampled = device.array(std::vector<int32_t>{127, 64, -1});
+    const std::vector<int32_t> ids{0, 199, 63, 64, 65, 127, 128, 0};
     ActMatrix out = device.act({}, static_cast<int64_t>(ids.size()), hidden, 3);
-    device.backend().embedding(device.queue(), {.table = table.get(), .token_ids = tokens.data(), .out = out.matrix()});
+    device.backend().embedding(
+        device.queue(),
+        {.table = table.get(), .token_ids = tokens.data(), .sampled = sampled.data(), .out = out.matrix()});
     std::vector<float> expected;
     for (int32_t id : ids) expected.insert(expected.end(), w.begin() + id * hidden, w.begin() + (id + 1) * hidden);
     EXPECT_EQ(out.values(), expected);

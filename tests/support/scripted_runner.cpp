@@ -46,8 +46,15 @@ ScriptedRunner::ScriptedRunner(ScriptedOptions options) : options_(std::move(opt
   swap_rings_.resize(static_cast<size_t>(options_.num_swap_rings) * options_.window);
 }
 
-void ScriptedRunner::verify(const Sequence& sequence, int num_slots) {
-  const std::vector<uint64_t> texts = prefix_hashes(sequence.tokens);
+std::vector<int32_t> ScriptedRunner::text_of(const Sequence& sequence) const {
+  std::vector<int32_t> text = sequence.tokens;
+  if (sequence.num_pending > 0) text.push_back(sampled_[static_cast<size_t>(sequence.pending_row)]);
+  return text;
+}
+
+void ScriptedRunner::verify(const Sequence& sequence, const std::vector<int32_t>& text, int num_slots,
+                            int num_computed) {
+  const std::vector<uint64_t> texts = prefix_hashes(text);
   for (int head = 0; head < kHeads; ++head) {
     int previous = -1;
     for (int slot = 0; slot < num_slots; ++slot) {
@@ -61,19 +68,22 @@ void ScriptedRunner::verify(const Sequence& sequence, int num_slots) {
     }
     // Nothing was evicted of what came after the last compression.
     const int tail = num_slots - sequence.num_scored;
-    ZIPAGE_CHECK(tail == 0 || previous == sequence.num_computed + (num_slots - sequence.num_resident) - 1,
-                 "the newest slot of sequence {} holds position {}", sequence.id.value(), previous);
+    ZIPAGE_CHECK(tail == 0 || previous == num_computed - 1, "the newest slot of sequence {} holds position {}",
+                 sequence.id.value(), previous);
   }
 }
 
 void ScriptedRunner::forward(const StepBatch& batch) {
   size_t token = 0;
   for (const ScheduledChunk& chunk : batch.chunks) {
-    const Sequence& sequence = *chunk.sequence;
-    const std::vector<uint64_t> texts = prefix_hashes(sequence.tokens);
+    const std::vector<int32_t> text = text_of(*chunk.sequence);
+    const std::vector<uint64_t> texts = prefix_hashes(text);
     for (int i = 0; i < chunk.num_tokens; ++i, ++token) {
       const int position = batch.positions[token];
       const int slot = batch.slot_mapping[token];
+      const int32_t id = batch.token_ids[token];
+      ZIPAGE_CHECK((id >= 0 ? id : sampled_[static_cast<size_t>(-1 - id)]) == text[static_cast<size_t>(position)],
+                   "token {} of sequence {} is given as {}", position, chunk.sequence->id.value(), id);
       const Cell written{position, texts[static_cast<size_t>(position)]};
       for (int head = 0; head < kHeads; ++head)
         cell(slot / options_.block_size, slot % options_.block_size, head) = written;
@@ -81,42 +91,56 @@ void ScriptedRunner::forward(const StepBatch& batch) {
     }
   }
   for (const ScheduledChunk& chunk : batch.chunks) {
-    verify(*chunk.sequence, chunk.sequence->num_resident + chunk.num_tokens);
+    const Sequence& sequence = *chunk.sequence;
+    verify(sequence, text_of(sequence), sequence.num_resident + chunk.num_tokens,
+           sequence.num_computed + chunk.num_tokens);
   }
 }
 
-SampledTokens ScriptedRunner::sample(const StepBatch& batch, const SamplingBatch&, int top_logprobs) {
+void ScriptedRunner::launch(const StepBatch& batch, const SamplingBatch&, int top_logprobs) {
+  ZIPAGE_CHECK(launched_.size() < 2, "{} batches are launched and not collected", launched_.size());
+  forward(batch);
   SampledTokens sampled;
   for (const ScheduledChunk& chunk : batch.chunks) {
     if (!chunk.samples) continue;
-    sampled.tokens.push_back(options_.next_token ? options_.next_token(*chunk.sequence)
-                                                 : hashed_next_token(chunk.sequence->tokens, options_.vocab_size));
+    const std::vector<int32_t> text = text_of(*chunk.sequence);
+    sampled.tokens.push_back(options_.next_token ? options_.next_token(*chunk.sequence, text)
+                                                 : hashed_next_token(text, options_.vocab_size));
   }
-  if (top_logprobs < 0) return sampled;
-  for (int32_t token : sampled.tokens)
-    sampled.logprobs.push_back({.token = token, .logprob = -0.5F, .rank = 1, .top = {}});
-  for (const auto& scored : batch.scored) {
-    const int32_t token = scored.sequence->tokens[static_cast<size_t>(scored.index)];
-    sampled.logprobs.push_back(
-        {.token = token, .logprob = -0.01F * static_cast<float>(scored.index), .rank = 1, .top = {}});
+  sampled_ = sampled.tokens;
+  if (top_logprobs >= 0) {
+    for (int32_t token : sampled.tokens)
+      sampled.logprobs.push_back({.token = token, .logprob = -0.5F, .rank = 1, .top = {}});
+    for (const auto& scored : batch.scored) {
+      const int32_t token = scored.sequence->tokens[static_cast<size_t>(scored.index)];
+      sampled.logprobs.push_back(
+          {.token = token, .logprob = -0.01F * static_cast<float>(scored.index), .rank = 1, .top = {}});
+    }
   }
+  launched_.push_back(std::move(sampled));
+}
+
+SampledTokens ScriptedRunner::collect() {
+  ZIPAGE_CHECK(!launched_.empty(), "nothing was launched");
+  SampledTokens sampled = std::move(launched_.front());
+  launched_.pop_front();
   return sampled;
 }
 
-CompressionJob ScriptedRunner::compression_job(const Sequence& sequence, const CompressionPlan& plan) const {
-  return {.params = sequence.compression,
-          .kv = {},
-          .ring = {},
-          .query_slot = sequence.query_slot->value(),
-          .table = sequence.blocks,
-          .targets = plan.targets,
-          .num_slots = sequence.num_resident,
-          .num_scored = sequence.num_scored,
-          .logical_len = sequence.num_computed,
-          .prompt_len = sequence.num_prompt};
+std::function<void()> ScriptedRunner::compression(const Sequence& sequence, const CompressionPlan& plan, bool) {
+  return [this, job = CompressionJob{.params = sequence.compression,
+                                     .kv = {},
+                                     .ring = {},
+                                     .query_slot = sequence.query_slot->value(),
+                                     .table = sequence.blocks,
+                                     .targets = plan.targets,
+                                     .num_slots = sequence.num_resident,
+                                     .num_scored = sequence.num_scored,
+                                     .logical_len = sequence.num_computed,
+                                     .prompt_len = sequence.num_prompt}] { compress(job); };
 }
 
-void ScriptedRunner::compress(const CompressionJob& job, bool) {
+void ScriptedRunner::compress(const CompressionJob& job) {
   const int b = options_.block_size;
   // C: the window's queries are those of the newest tokens of this very text.
   const Cell& newest =

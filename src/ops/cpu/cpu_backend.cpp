@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "ops/cpu/kv_layout.h"
 #include "ops/cpu/memory.h"
+#include "ops/noise.h"
+#include "tensor/bf16.h"
 
 namespace zipage {
 namespace cpu {
@@ -17,6 +21,12 @@ class DoneEvent final : public Event {
  public:
   bool done() const override { return true; }
   void wait() const override {}
+  double seconds_since(const Event& earlier) const override {
+    return std::chrono::duration<double>(at_ - static_cast<const DoneEvent&>(earlier).at_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point at_ = std::chrono::steady_clock::now();
 };
 
 size_t memory_of(int name) {
@@ -62,6 +72,40 @@ void CpuBackend::upload(Queue&, void* device, const void* host, size_t bytes) {
 
 void CpuBackend::download(Queue&, void* host, const void* device, size_t bytes) {
   if (bytes > 0) std::memcpy(host, device, bytes);
+}
+
+void CpuBackend::upload_rows(Queue&, void* device, size_t device_stride, const void* host, size_t host_stride,
+                             size_t row_bytes, size_t rows) {
+  for (size_t row = 0; row < rows; ++row) {
+    std::memcpy(static_cast<std::byte*>(device) + row * device_stride,
+                static_cast<const std::byte*>(host) + row * host_stride, row_bytes);
+  }
+}
+
+void CpuBackend::noise(Queue& queue, void* device, DType dtype, size_t count, float scale, uint64_t seed) {
+  ZIPAGE_CHECK(dtype == DType::kBF16, "noise of {}", traits(dtype).name);
+  constexpr int64_t kValuesPerTask = 65536;
+  executor(queue).parallel_for(static_cast<int64_t>(count), kValuesPerTask, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      static_cast<Bf16*>(device)[i] = Bf16(scale * noise_value(seed, static_cast<uint64_t>(i)));
+    }
+  });
+}
+
+void CpuBackend::replay(Queue&, const Graph&) {
+  ZIPAGE_CHECK(false, "the CPU has no graphs");
+}
+
+std::unique_ptr<Linear> CpuBackend::make_noise_linear(int64_t out_features, int64_t in_features, uint64_t seed) {
+  const auto count = static_cast<size_t>(out_features * in_features);
+  std::vector<Bf16> values(count);
+  CpuQueue queue(&pool_);
+  noise(queue, values.data(), DType::kBF16, count, 1.0F / std::sqrt(static_cast<float>(in_features)), seed);
+  const HostTensor tensor{.name = "noise",
+                          .dtype = DType::kBF16,
+                          .shape = {out_features, in_features},
+                          .data = std::as_bytes(std::span(values))};
+  return make_linear({&tensor, 1});
 }
 
 size_t CpuBackend::kv_bytes_per_block(const KvGeometry& geometry) const {

@@ -44,7 +44,14 @@ class CpuBackend final : public Backend {
   void wait(Queue& queue, const Event& event) override;
   void upload(Queue& queue, void* device, const void* host, size_t bytes) override;
   void download(Queue& queue, void* host, const void* device, size_t bytes) override;
+  void upload_rows(Queue& queue, void* device, size_t device_stride, const void* host, size_t host_stride,
+                   size_t row_bytes, size_t rows) override;
+  void noise(Queue& queue, void* device, DType dtype, size_t count, float scale, uint64_t seed) override;
+  std::unique_ptr<Graph> capture(Queue&, const std::function<void()>&) override { return nullptr; }
+  void replay(Queue& queue, const Graph& graph) override;
+  void end_tuning() override {}
   std::unique_ptr<Linear> make_linear(std::span<const HostTensor> parts) override;
+  std::unique_ptr<Linear> make_noise_linear(int64_t out_features, int64_t in_features, uint64_t seed) override;
   size_t kv_bytes_per_block(const KvGeometry& geometry) const override;
   size_t swap_bytes_per_block(const KvGeometry& geometry) const override;
 

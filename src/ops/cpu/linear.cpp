@@ -115,9 +115,10 @@ void CpuBackend::embedding(Queue& queue, const EmbeddingParams& params) {
                "embedding: out has {} columns, the table {}", params.out.cols, table.in_features());
   executor(queue).parallel_for(params.out.rows, 16, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      ZIPAGE_DCHECK(params.token_ids[row] >= 0 && params.token_ids[row] < table.out_features(), "token id {} of {}",
-                    params.token_ids[row], table.out_features());
-      table.read_row(params.token_ids[row], static_cast<float*>(params.out.data) + row * params.out.stride);
+      int32_t id = params.token_ids[row];
+      if (id < 0) id = std::max(0, params.sampled[-1 - id]);
+      ZIPAGE_DCHECK(id < table.out_features(), "token id {} of {}", id, table.out_features());
+      table.read_row(id, static_cast<float*>(params.out.data) + row * params.out.stride);
     }
   });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -18,7 +19,7 @@ constexpr int kStaticSharedBytes = 1024;
 class CudaEvent final : public Event {
  public:
   explicit CudaEvent(cudaStream_t stream) {
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event");
+    check(cudaEventCreate(&event_), "an event");
     check(cudaEventRecord(event_, stream), "an event");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
@@ -32,6 +33,11 @@ class CudaEvent final : public Event {
     return true;
   }
   void wait() const override { check(cudaEventSynchronize(event_), "work on the device"); }
+  double seconds_since(const Event& earlier) const override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, static_cast<const CudaEvent&>(earlier).event_, event_), "a time");
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
   cudaEvent_t get() const { return event_; }
 
  private:
@@ -75,6 +81,22 @@ class CudaBuffer final : public Buffer {
 
  private:
   MemoryKind kind_;
+};
+
+class CudaGraph final : public Graph {
+ public:
+  explicit CudaGraph(cudaGraph_t recorded) {
+    const cudaError_t status = cudaGraphInstantiate(&runnable_, recorded, 0);
+    cudaGraphDestroy(recorded);
+    check(status, "a graph's start");
+  }
+  ~CudaGraph() override { cudaGraphExecDestroy(runnable_); }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+  cudaGraphExec_t get() const { return runnable_; }
+
+ private:
+  cudaGraphExec_t runnable_ = nullptr;
 };
 
 }  // namespace
@@ -168,9 +190,56 @@ void CudaBackend::download(Queue& queue, void* host, const void* device, size_t 
         "a download");
 }
 
+void CudaBackend::upload_rows(Queue& queue, void* device, size_t device_stride, const void* host, size_t host_stride,
+                              size_t row_bytes, size_t rows) {
+  if (row_bytes == 0 || rows == 0) return;
+  check(cudaMemcpy2DAsync(device, device_stride, host, host_stride, row_bytes, rows, cudaMemcpyHostToDevice,
+                          static_cast<CudaQueue&>(queue).stream()),
+        "an upload");
+}
+
+void CudaBackend::noise(Queue& queue, void* device, DType dtype, size_t count, float scale, uint64_t seed) {
+  ZIPAGE_CHECK(dtype == DType::kBF16 || dtype == DType::kF8E4M3, "noise of {}", traits(dtype).name);
+  if (count == 0) return;
+  cuda::noise(launch(queue), device, dtype, count, scale, seed);
+  check(cudaGetLastError(), "noise");
+}
+
+std::unique_ptr<Graph> CudaBackend::capture(Queue& queue, const std::function<void()>& work) {
+  const cudaStream_t stream = static_cast<CudaQueue&>(queue).stream();
+  cudaGraph_t recorded = nullptr;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "the recording of a graph");
+  try {
+    work();
+  } catch (...) {
+    // The stream must leave the recording, or nothing else can run on it.
+    if (cudaStreamEndCapture(stream, &recorded) == cudaSuccess) cudaGraphDestroy(recorded);
+    cudaGetLastError();
+    throw;
+  }
+  check(cudaStreamEndCapture(stream, &recorded), "the recording of a graph");
+  return std::make_unique<CudaGraph>(recorded);
+}
+
+void CudaBackend::replay(Queue& queue, const Graph& graph) {
+  check(cudaGraphLaunch(static_cast<const CudaGraph&>(graph).get(), static_cast<CudaQueue&>(queue).stream()),
+        "a graph");
+}
+
 std::unique_ptr<Linear> CudaBackend::make_linear(std::span<const HostTensor> parts) {
   check(cudaSetDevice(device_), "choosing the device");
-  return std::make_unique<CudaLinear>(parts);
+  if (staging_ == nullptr) staging_ = std::make_unique<WeightStaging>();
+  return std::make_unique<CudaLinear>(parts, *staging_);
+}
+
+std::unique_ptr<Linear> CudaBackend::make_noise_linear(int64_t out_features, int64_t in_features, uint64_t seed) {
+  check(cudaSetDevice(device_), "choosing the device");
+  auto linear = std::make_unique<CudaLinear>("made-up weights", out_features, in_features);
+  const Launch plain{.num_sms = properties_.multiProcessorCount};  // the default stream
+  cuda::noise(plain, linear->data(), DType::kBF16, static_cast<size_t>(out_features * in_features),
+              1.0F / std::sqrt(static_cast<float>(in_features)), seed);
+  check(cudaDeviceSynchronize(), "noise");
+  return linear;
 }
 
 size_t CudaBackend::kv_bytes_per_block(const KvGeometry& g) const {

@@ -33,81 +33,83 @@ int64_t row_class(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-// Two pinned buffers, so that the copy of one chunk runs beside the conversion of the next.
-class Staging {
- public:
-  Staging() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "the upload of weights");
-    for (auto& slot : slots_) {
-      check(cudaHostAlloc(&slot.data, kStagingElements * sizeof(Bf16), cudaHostAllocDefault), "the upload of weights");
-      check(cudaEventCreateWithFlags(&slot.free, cudaEventDisableTiming), "the upload of weights");
-    }
-  }
-  ~Staging() {
-    cudaStreamSynchronize(stream_);
-    for (auto& slot : slots_) {
-      cudaFreeHost(slot.data);
-      cudaEventDestroy(slot.free);
-    }
-    cudaStreamDestroy(stream_);
-  }
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
+}  // namespace
 
-  void upload(const HostTensor& tensor, std::byte* to) {
-    const int64_t count = tensor.rows() * tensor.cols();
-    std::vector<float> expanded;
-    for (int64_t first = 0; first < count; first += kStagingElements) {
-      const int64_t elements = std::min(kStagingElements, count - first);
-      Slot& slot = slots_[next_];
-      next_ = (next_ + 1) % slots_.size();
-      check(cudaEventSynchronize(slot.free), "the upload of weights");
-      if (tensor.dtype == DType::kBF16) {
-        std::memcpy(slot.data, tensor.data.data() + first * 2, static_cast<size_t>(elements) * 2);
-      } else {
-        expanded.resize(static_cast<size_t>(elements));
-        dequantize(tensor, first, elements, expanded.data());
-        std::transform(expanded.begin(), expanded.end(), static_cast<Bf16*>(slot.data),
-                       [](float v) { return Bf16(v); });
-      }
-      check(cudaMemcpyAsync(to + first * 2, slot.data, static_cast<size_t>(elements) * 2, cudaMemcpyHostToDevice,
-                            stream_),
-            "the upload of weights");
-      check(cudaEventRecord(slot.free, stream_), "the upload of weights");
-    }
+WeightStaging::WeightStaging() {
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "the upload of weights");
+  for (Slot& slot : slots_) {
+    check(cudaHostAlloc(&slot.data, kStagingElements * sizeof(Bf16), cudaHostAllocDefault), "the upload of weights");
+    check(cudaEventCreateWithFlags(&slot.free, cudaEventDisableTiming), "the upload of weights");
   }
+}
 
- private:
-  struct Slot {
-    void* data = nullptr;
-    cudaEvent_t free = nullptr;
-  };
-  std::array<Slot, 2> slots_;
-  size_t next_ = 0;
-  cudaStream_t stream_ = nullptr;
-};
+WeightStaging::~WeightStaging() {
+  cudaStreamSynchronize(stream_);
+  for (Slot& slot : slots_) {
+    cudaFreeHost(slot.data);
+    cudaEventDestroy(slot.free);
+  }
+  cudaStreamDestroy(stream_);
+}
+
+void WeightStaging::upload(const HostTensor& tensor, std::byte* to) {
+  const int64_t count = tensor.rows() * tensor.cols();
+  std::vector<float> expanded;
+  for (int64_t first = 0; first < count; first += kStagingElements) {
+    const int64_t elements = std::min(kStagingElements, count - first);
+    Slot& slot = slots_[next_];
+    next_ = (next_ + 1) % slots_.size();
+    check(cudaEventSynchronize(slot.free), "the upload of weights");
+    if (tensor.dtype == DType::kBF16) {
+      std::memcpy(slot.data, tensor.data.data() + first * 2, static_cast<size_t>(elements) * 2);
+    } else {
+      expanded.resize(static_cast<size_t>(elements));
+      dequantize(tensor, first, elements, expanded.data());
+      std::transform(expanded.begin(), expanded.end(), static_cast<Bf16*>(slot.data), [](float v) { return Bf16(v); });
+    }
+    check(
+        cudaMemcpyAsync(to + first * 2, slot.data, static_cast<size_t>(elements) * 2, cudaMemcpyHostToDevice, stream_),
+        "the upload of weights");
+    check(cudaEventRecord(slot.free, stream_), "the upload of weights");
+  }
+}
+
+void WeightStaging::wait() {
+  check(cudaStreamSynchronize(stream_), "the upload of weights");
+}
+
+CudaLinear::CudaLinear(std::string_view name, int64_t out_features, int64_t in_features)
+    : in_features_(in_features), out_features_(out_features) {
+  const cudaError_t status = cudaMalloc(&data_, bytes());
+  if (status != cudaSuccess) {
+    throw DeviceError(
+        fmt::format("{}: no {} bytes of device memory left for it ({})", name, bytes(), cudaGetErrorString(status)));
+  }
+}
+
+namespace {
+
+int64_t stacked_rows(std::span<const HostTensor> parts) {
+  ZIPAGE_CHECK(!parts.empty(), "a linear layer needs at least one part");
+  int64_t rows = 0;
+  for (const HostTensor& part : parts) {
+    ZIPAGE_CHECK(part.cols() == parts.front().cols(), "{}: {} columns, but {} has {}", part.name, part.cols(),
+                 parts.front().name, parts.front().cols());
+    rows += part.rows();
+  }
+  return rows;
+}
 
 }  // namespace
 
-CudaLinear::CudaLinear(std::span<const HostTensor> parts) {
-  ZIPAGE_CHECK(!parts.empty(), "a linear layer needs at least one part");
-  in_features_ = parts.front().cols();
-  for (const HostTensor& part : parts) {
-    ZIPAGE_CHECK(part.cols() == in_features_, "{}: {} columns, but {} has {}", part.name, part.cols(),
-                 parts.front().name, in_features_);
-    out_features_ += part.rows();
-  }
-  const cudaError_t status = cudaMalloc(&data_, bytes());
-  if (status != cudaSuccess) {
-    throw DeviceError(fmt::format("{}: no {} bytes of device memory left for it ({})", parts.front().name, bytes(),
-                                  cudaGetErrorString(status)));
-  }
-  Staging staging;
+CudaLinear::CudaLinear(std::span<const HostTensor> parts, WeightStaging& staging)
+    : CudaLinear(parts.front().name, stacked_rows(parts), parts.front().cols()) {
   auto* to = static_cast<std::byte*>(data_);
   for (const HostTensor& part : parts) {
     staging.upload(part, to);
     to += part.rows() * part.cols() * 2;
   }
+  staging.wait();
 }
 
 CudaLinear::~CudaLinear() {
@@ -224,6 +226,13 @@ Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::
   return *fastest;
 }
 
+void Gemm::end_tuning() {
+  const std::lock_guard lock(mutex_);
+  tuning_ = false;
+  cudaFree(cold_memory_);
+  cold_memory_ = nullptr;
+}
+
 // With a bias: the product in fp32, as many rows at a time as there is scratch for, and the sum rounded once.
 void Gemm::run_on_library(const Call& call) {
   const int64_t stride = (call.out.cols + 7) / 8 * 8;
@@ -264,7 +273,11 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
 
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(launch.stream, &capture), "linear");
-  const bool can_measure = capture == cudaStreamCaptureStatusNone;
+  bool can_measure = capture == cudaStreamCaptureStatusNone;
+  {
+    const std::lock_guard lock(mutex_);
+    can_measure = can_measure && tuning_;
+  }
   std::vector<Choice> all;
   for (const GemmPlan& plan : own) all.push_back({.own = plan});
   if (bias == nullptr) {
@@ -273,6 +286,8 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   }
   if (!can_measure) {
     check_blas(multiply(call, all.front(), problem), "linear");
+    const std::lock_guard lock(mutex_);
+    if (!tuning_) chosen_.insert_or_assign(key, all.front());
     return;
   }
   const std::lock_guard lock(mutex_);

@@ -6,10 +6,12 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ops/cuda/gemm_hopper.h"
@@ -17,11 +19,35 @@
 
 namespace zipage::cuda {
 
+// Two pinned buffers, so that the copy of one chunk runs beside the conversion of the next.
+class WeightStaging {
+ public:
+  WeightStaging();
+  ~WeightStaging();
+  WeightStaging(const WeightStaging&) = delete;
+  WeightStaging& operator=(const WeightStaging&) = delete;
+
+  // As bf16 to device memory. The tensor is no longer needed when it returns; the copy is done after wait().
+  void upload(const HostTensor& tensor, std::byte* to);
+  void wait();
+
+ private:
+  struct Slot {
+    void* data = nullptr;
+    cudaEvent_t free = nullptr;
+  };
+  std::array<Slot, 2> slots_;
+  size_t next_ = 0;
+  cudaStream_t stream_ = nullptr;
+};
+
 // [out_features, in_features] bf16, row-major.
 class CudaLinear final : public Linear {
  public:
-  // Uploads; when it returns, the parts are no longer needed. Throws DeviceError.
-  explicit CudaLinear(std::span<const HostTensor> parts);
+  // Of what lies in memory; throws DeviceError naming `name` when there is none left.
+  CudaLinear(std::string_view name, int64_t out_features, int64_t in_features);
+  // Uploads; when it returns, the parts are no longer needed.
+  CudaLinear(std::span<const HostTensor> parts, WeightStaging& staging);
   ~CudaLinear() override;
   CudaLinear(const CudaLinear&) = delete;
   CudaLinear& operator=(const CudaLinear&) = delete;
@@ -29,7 +55,7 @@ class CudaLinear final : public Linear {
   int64_t in_features() const override { return in_features_; }
   int64_t out_features() const override { return out_features_; }
   size_t bytes() const override { return static_cast<size_t>(in_features_ * out_features_) * 2; }
-  const void* data() const { return data_; }
+  void* data() const { return data_; }
 
  private:
   void* data_ = nullptr;
@@ -43,7 +69,8 @@ inline constexpr size_t kGemmWorkspaceBytes = size_t{32} << 20;
 // launch's scratch begins with kGemmWorkspaceBytes for cuBLASLt.
 //
 // The first call of a class of shapes outside a graph capture times the candidates, the library's and our own, on the
-// stream and remembers the fastest; inside a capture an unknown shape takes the library's own first choice.
+// stream and remembers the fastest; inside a capture, and after end_tuning(), an unknown shape takes the library's own
+// first choice.
 class Gemm {
  public:
   Gemm();
@@ -52,6 +79,7 @@ class Gemm {
   Gemm& operator=(const Gemm&) = delete;
 
   void run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out);
+  void end_tuning();
 
  private:
   struct Key {
@@ -74,6 +102,7 @@ class Gemm {
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
   std::map<Key, Choice> chosen_;  // guarded by mutex_
+  bool tuning_ = true;            // guarded by mutex_
   void* cold_memory_ = nullptr;   // written between timed runs, so that no weight lies in the cache; guarded by mutex_
 };
 

@@ -1,4 +1,4 @@
-// out[i] = table[token_ids[i]].
+// out[i] = table[token_ids[i]], or of the token that token_ids[i] refers to.
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/launch.h"
 
@@ -11,11 +11,13 @@ constexpr int kVector = 8;  // 16 bytes
 
 // ---- kernels ----
 
-__global__ void embedding_kernel(const bf16* table, const int32_t* token_ids, bf16* out, int64_t out_stride,
-                                 int hidden) {
+__global__ void embedding_kernel(const bf16* table, const int32_t* token_ids, const int32_t* sampled, bf16* out,
+                                 int64_t out_stride, int hidden) {
   wait_for_previous();
   const int64_t row = blockIdx.x;
-  const auto* from = reinterpret_cast<const uint4*>(table + int64_t{token_ids[row]} * hidden);
+  int64_t id = token_ids[row];
+  if (id < 0) id = max(0, sampled[-1 - id]);
+  const auto* from = reinterpret_cast<const uint4*>(table + id * hidden);
   auto* to = reinterpret_cast<uint4*>(out + row * out_stride);
   for (int i = threadIdx.x; i < hidden / kVector; i += kThreads) to[i] = from[i];
 }
@@ -25,7 +27,7 @@ __global__ void embedding_kernel(const bf16* table, const int32_t* token_ids, bf
 // ---- launcher ----
 
 void embedding(const Launch& launch, const EmbeddingParams& p, const void* table) {
-  run(launch, embedding_kernel, p.out.rows, kThreads, 0, static_cast<const bf16*>(table), p.token_ids,
+  run(launch, embedding_kernel, p.out.rows, kThreads, 0, static_cast<const bf16*>(table), p.token_ids, p.sampled,
       static_cast<bf16*>(p.out.data), p.out.stride, static_cast<int>(p.out.cols));
 }
 

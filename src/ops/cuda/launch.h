@@ -104,6 +104,7 @@ void gather_rows(const Launch&, const GatherRowsParams&);
 void sample(const Launch&, const SampleParams&);
 void logprobs(const Launch&, const LogprobsParams&);
 void swap(const Launch&, const SwapParams&);
+void noise(const Launch&, void* data, DType, size_t count, float scale, uint64_t seed);
 void kv_gather(const Launch&, const KvGatherParams&, const int32_t* slots, int num_slots, float* k, float* v);
 
 // Rows of one token that belong to the first num_decodes sequences; the split over the device is planned in the kernel.

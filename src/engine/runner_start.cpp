@@ -1,0 +1,116 @@
+// A Runner's beginning: weights, memory, and on a device with graphs their recording.
+#include <algorithm>
+
+#include "engine/runner.h"
+
+namespace zipage {
+namespace {
+
+constexpr size_t kSamplingStagingBytes = size_t{1} << 20;  // grows where requests ask for more
+constexpr int kLeastTunedChunk = 512;                      // tokens; smaller mixed batches are rare
+
+}  // namespace
+
+Result<std::unique_ptr<Runner>> Runner::create(const EngineConfig& config, std::unique_ptr<Backend> backend,
+                                               const ModelFiles& files, const ModelConfig& model,
+                                               const std::function<void(double)>& progress) {
+  std::unique_ptr<Runner> runner(new Runner(config, std::move(backend), model));
+  Backend& device = *runner->backend_;
+  ZIPAGE_ASSIGN_OR_RETURN(runner->weights_, load_weights(device, *runner->queue_, files, model, progress));
+  ZIPAGE_ASSIGN_OR_RETURN(runner->plan_, plan_memory(config, model, device, runner->weights_.bytes));
+  runner->reserve(files.dummy());
+  runner->warm_up(progress);
+  return runner;
+}
+
+void Runner::reserve(bool made_up_kv) {
+  Backend& device = *backend_;
+  const BackendInfo info = device.info();
+  decoder_ = std::make_unique<Decoder>(device, model_, weights_, plan_.max_tokens_per_step, plan_.max_logit_rows,
+                                       plan_.max_model_len, *queue_);
+  const KvGeometry& kv = plan_.kv;
+  const size_t slots = static_cast<size_t>(kv.num_layers) * kv.num_blocks * kv.num_kv_heads * kv.block_size;
+  kv_data_ = device.allocate(device.kv_bytes_per_block(kv) * kv.num_layers * kv.num_blocks, "KV blocks");
+  kv_scores_ = device.allocate(slots * sizeof(float), "scores");
+  kv_positions_ = device.allocate(slots * sizeof(int32_t), "positions");
+  kv_ = {.geometry = kv,
+         .data = kv_data_->data(),
+         .scores = kv_scores_->as<float>(),
+         .positions = kv_positions_->as<int32_t>()};
+  if (kv.dtype == DType::kF8E4M3) {
+    const size_t heads = static_cast<size_t>(kv.num_layers) * kv.num_kv_heads;
+    const auto ones = device.allocate(heads * sizeof(float), "staging", MemoryKind::kPinnedHost);
+    std::fill_n(ones->as<float>(), heads, 1.0F);
+    kv_scales_ = device.allocate(heads * sizeof(float), "scales of K and V");
+    device.upload(*queue_, kv_scales_->data(), ones->data(), heads * sizeof(float));
+    queue_->synchronize();
+    kv_.k_scale = kv_.v_scale = kv_scales_->as<float>();
+  }
+  // Made-up weights over made-up KV: a benchmark may start in the middle, and zeros would flatter the device.
+  if (made_up_kv && !info.host_accessible) {
+    device.noise(*queue_, kv_data_->data(), kv.dtype, slots * 2 * static_cast<size_t>(kv.head_dim), 1.0F, 0);
+    queue_->synchronize();
+  }
+
+  const int window = plan_.compression.window;
+  const auto element = static_cast<size_t>(traits(info.activation).block_bytes);
+  ring_bytes_ = static_cast<size_t>(kv.num_layers) * window * model_.num_heads * model_.head_dim * element;
+  if (plan_.num_query_slots > 0) {
+    ring_data_ = device.allocate(ring_bytes_ * plan_.num_query_slots, "query slots");
+    ring_ = {.data = ring_data_->data(), .num_query_slots = plan_.num_query_slots, .window = window};
+  }
+  workspace_ = std::make_unique<CompressionWorkspace>(device, plan_.compression);
+  if (plan_.num_swap_blocks > 0) {
+    swap_data_ = device.allocate(device.swap_bytes_per_block(kv) * static_cast<size_t>(plan_.num_swap_blocks),
+                                 "swap space", MemoryKind::kPinnedHost);
+    swap_rings_ = device.allocate(ring_bytes_ * static_cast<size_t>(plan_.num_swap_rings), "swapped queries",
+                                  MemoryKind::kPinnedHost);
+  }
+  inputs_ = std::make_unique<StepInputs>(device, plan_.max_tokens_per_step, plan_.max_seqs_per_step,
+                                         plan_.compression.max_slots / kv.block_size);
+  sampling_inputs_ = std::make_unique<StagingArena>(device, kSamplingStagingBytes, "sampling inputs");
+  const size_t result_bytes = plan_.result_bytes();
+  results_ = device.allocate(result_bytes, "sampled tokens");
+  for (auto& host : results_host_) host = device.allocate(result_bytes, "sampled tokens", MemoryKind::kPinnedHost);
+}
+
+void Runner::warm_up(const std::function<void(double)>& progress) {
+  Backend& device = *backend_;
+  if (!plan_.graph_sizes.empty()) {
+    // The sizes with graphs, the widest chunk of a prompt and its halves: each op sees its shapes for the first time.
+    std::vector<int> sizes = plan_.graph_sizes;
+    for (int size = plan_.max_tokens_per_step; size >= kLeastTunedChunk; size /= 2) sizes.push_back(size);
+    const auto forward = [&](int size, bool as_decodes) {
+      BatchView view = inputs_->upload_padding(*queue_, size, as_decodes);
+      view.sampled = results_in(results_->data()).tokens;
+      return [this, view] { decoder_->forward(*queue_, view, kv_, ring_); };
+    };
+    const auto head = [&](int size) {
+      sampling_inputs_->reset();
+      const std::vector<int32_t> rows(static_cast<size_t>(size), 0);
+      const int32_t* at = sampling_inputs_->put(std::span<const int32_t>(rows));
+      sampling_inputs_->upload(*queue_);
+      decoder_->logits(*queue_, at, size);
+    };
+    double done = 0;
+    const double all = static_cast<double>(sizes.size() + plan_.graph_sizes.size());
+    const auto advance = [&] {
+      queue_->synchronize();
+      if (progress) progress(++done / all);
+    };
+    for (int size : sizes) {
+      const bool decodes = size <= plan_.graph_sizes.back();
+      forward(size, decodes)();
+      if (decodes && size <= plan_.max_logit_rows) head(size);
+      advance();
+    }
+    for (int size : plan_.graph_sizes) {
+      const auto work = forward(size, /*as_decodes=*/true);
+      if (auto graph = device.capture(*queue_, work)) graphs_.emplace(size, std::move(graph));
+      advance();
+    }
+  }
+  device.end_tuning();
+}
+
+}  // namespace zipage
