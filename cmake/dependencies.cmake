@@ -18,3 +18,4 @@ get_target_property(spdlog_include spdlog::spdlog_header_only INTERFACE_INCLUDE_
 target_include_directories(zipage_log_deps SYSTEM INTERFACE ${spdlog_include})
 
 include(jinja)  # zipage_jinja: llama.cpp's Jinja engine, from PyPI's llama-cpp-python
+include(xgrammar)  # zipage_xgrammar: grammars for structured output, from PyPI's xgrammar

@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "zipage/engine.h"
+#include "zipage/structured_output.h"
 
 namespace zipage {
+
+class CompiledGrammar;
 
 struct ChatMessage {  // role and content, or any JSON object of the chat format
   std::string json;   // {"role": "user", "content": "..."}
@@ -42,6 +45,12 @@ struct TextRequest {
   std::string chat_template;         // overrides the model's
   std::string chat_template_kwargs;  // JSON object
   std::string tools;                 // JSON array
+
+  std::optional<StructuredOutput> structured_output;
+  std::string structured_field = "structured_outputs";  // which errors in it name
+  std::shared_ptr<const CompiledGrammar> grammar;       // of structured_output, by LLM::compile()
+  // As --reasoning-parser names it: the grammar starts behind the thought. "" = there is none.
+  std::string reasoning_parser;
 };
 
 struct TextOutput {
@@ -64,9 +73,13 @@ class LLM {
   // Ends the engine's thread. Requests that still run get a last piece with kAbort, on the calling thread.
   virtual ~LLM() = default;
 
-  // Tokenizes and queues; returns the request's id. Errors as Engine::submit()'s, and those of the chat template and of
-  // the text fields, with param(). The sink is not called then.
+  // Tokenizes and queues; returns the request's id. Errors as Engine::submit()'s, and those of the chat template, of
+  // the text fields and of the structured output, with param(). The sink is not called then.
   virtual Result<std::string> submit(TextRequest request, TextSink sink) = 0;
+  // Compiles the request's structured output, or takes it from the cache, so that submit() need not. May block for
+  // seconds. Errors: kInvalidArgument for a grammar that is wrong or takes too much time or memory, kResourceExhausted
+  // when too many wait.
+  virtual Status compile(TextRequest& request) = 0;
   // The sink gets a last piece with kAbort. Unknown and finished ids are ignored.
   virtual void abort(const std::string& request_id) = 0;
 

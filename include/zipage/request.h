@@ -47,7 +47,8 @@ class TokenConstraint {
   // token may.
   virtual bool fill_mask(uint32_t* mask, int vocab) = 0;
   virtual void accept(int32_t token) = 0;
-  virtual bool finished() const = 0;  // only EOS may follow
+  virtual bool finished() const = 0;           // only EOS may follow
+  virtual Status error() const { return {}; }  // why no token may come, when that is no end
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };

@@ -111,6 +111,7 @@ class EngineImpl final : public Engine {
 
   // ---- settle (step_settle.cpp) ----
   void accept_token(Sequence& sequence, int32_t token);
+  void end_constrained(Sequence& sequence);
   void report_token(Sequence& sequence, int32_t token);
   void report_forced_tokens(Sequence& sequence, int num_computed);
   void publish_blocks(Sequence& sequence);

@@ -72,6 +72,10 @@ void EngineImpl::settle() {
     if (s.state == SequenceState::kFinished || !chunk.samples) continue;
     --s.num_pending;
     const int32_t token = sampled.tokens[row];
+    if (token < 0 && s.request.constraint) {
+      end_constrained(s);
+      continue;
+    }
     if (token < 0) {
       ++totals_.corrupted_requests;
       finish(s, FinishReason::kError,
@@ -83,6 +87,20 @@ void EngineImpl::settle() {
     }
     accept_token(s, token);
   }
+}
+
+// No token may come: where the grammar can only end, the request's other fields forbid the stop token, or there is
+// none.
+void EngineImpl::end_constrained(Sequence& s) {
+  TokenConstraint& constraint = *s.request.constraint;
+  if (constraint.finished()) return finish(s, FinishReason::kStop);
+  Status error = constraint.error();
+  if (error.ok()) {
+    error =
+        Status(StatusCode::kInternal,
+               "no token is left that the request's grammar and its other fields allow and that has a finite logit");
+  }
+  finish(s, FinishReason::kError, std::move(error));
 }
 
 void EngineImpl::accept_token(Sequence& s, int32_t token) {

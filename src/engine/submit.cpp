@@ -170,6 +170,9 @@ Result<std::string> EngineImpl::submit(Request request) {
   s.needs_sampled_tokens = SamplingBatch::has_penalties(sampling) || sampling.thinking_token_budget ||
                            s.request.constraint != nullptr ||
                            std::ranges::any_of(sampling.bad_words, [](const auto& word) { return word.size() > 1; });
+  if (s.request.constraint) {
+    for (const int32_t token : s.request.forced_output_token_ids) s.request.constraint->accept(token);
+  }
   if (SamplingBatch::has_penalties(sampling)) {
     s.history = std::make_unique<TokenHistory>();
     s.history->add_prompt(std::span<const int32_t>(s.tokens).first(static_cast<size_t>(s.num_prompt)));

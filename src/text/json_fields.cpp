@@ -85,6 +85,10 @@ const json* JsonFields::find(std::string_view key) const {
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
+void JsonFields::describe(std::string_view key, std::string_view schema) {
+  if (table_ != nullptr) table_->emplace_back(key, schema);
+}
+
 void JsonFields::fail(std::string_view key, std::string message) {
   if (status_.ok()) status_ = invalid_argument(std::move(message)).with_param(std::string(key));
 }
@@ -96,6 +100,7 @@ void JsonFields::read(std::string_view key, bool& target) {
 }
 
 void JsonFields::read(std::string_view key, std::optional<bool>& target) {
+  describe(key, R"({"type":["boolean","null"]})");
   const json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_boolean()) return fail(key, fmt::format("{} must be true or false, not {}", key, excerpt(*value)));
@@ -103,6 +108,7 @@ void JsonFields::read(std::string_view key, std::optional<bool>& target) {
 }
 
 void JsonFields::read(std::string_view key, std::string& target) {
+  describe(key, R"({"type":["string","null"]})");
   const json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_string()) return fail(key, fmt::format("{} must be a string, not {}", key, excerpt(*value)));
@@ -110,6 +116,9 @@ void JsonFields::read(std::string_view key, std::string& target) {
 }
 
 void JsonFields::read(std::string_view key, float& target, Range range) {
+  const std::string most = std::isinf(range.high) ? "" : fmt::format(R"(,"maximum":{})", range.high);
+  describe(key, fmt::format(R"({{"type":["number","null"],"{}":{}{}}})",
+                            range.above_low ? "exclusiveMinimum" : "minimum", range.low, most));
   const json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_number()) return fail(key, fmt::format("{} must be a number, not {}", key, excerpt(*value)));
@@ -124,6 +133,7 @@ void JsonFields::read(std::string_view key, float& target, Range range) {
 }
 
 std::optional<int64_t> JsonFields::whole_number(std::string_view key, int64_t low, int64_t high) {
+  describe(key, fmt::format(R"({{"type":["integer","null"],"minimum":{},"maximum":{}}})", low, high));
   const json* value = find(key);
   if (value == nullptr) return std::nullopt;
   if (is_whole(*value) && fits(*value, low, high)) return value->get<int64_t>();
@@ -164,6 +174,8 @@ Result<std::vector<int32_t>> token_ids_of(const json& list, std::string_view key
 }
 
 void JsonFields::read_token_ids(std::string_view key, std::vector<int32_t>& target, int vocab_size) {
+  describe(key, fmt::format(R"({{"type":["array","null"],"items":{{"type":"integer","minimum":0,"maximum":{}}}}})",
+                            vocab_size - 1));
   const json* value = find(key);
   if (value == nullptr) return;
   Result<std::vector<int32_t>> ids = token_ids_of(*value, key, vocab_size);
@@ -175,6 +187,8 @@ void JsonFields::read_token_ids(std::string_view key, std::vector<int32_t>& targ
 }
 
 void JsonFields::read_strings(std::string_view key, std::vector<std::string>& target) {
+  describe(key, R"({"anyOf":[{"type":"string","minLength":1},{"type":"array","items":{"type":"string","minLength":1}},)"
+                R"({"type":"null"}]})");
   const json* value = find(key);
   if (value == nullptr) return;
   std::vector<std::string> strings;
@@ -189,6 +203,7 @@ void JsonFields::read_strings(std::string_view key, std::vector<std::string>& ta
 }
 
 void JsonFields::read_object(std::string_view key, std::string& target) {
+  describe(key, R"({"type":["object","null"]})");
   const json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_object()) return fail(key, fmt::format("{} must be an object, not {}", key, excerpt(*value)));
@@ -196,6 +211,7 @@ void JsonFields::read_object(std::string_view key, std::string& target) {
 }
 
 void JsonFields::read_list(std::string_view key, std::string& target) {
+  describe(key, R"({"type":["array","null"]})");
   const json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_array()) return fail(key, fmt::format("{} must be a list, not {}", key, excerpt(*value)));

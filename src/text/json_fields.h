@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "zipage/status.h"
@@ -31,11 +32,16 @@ struct Range {
   bool above_low = false;
 };
 
+// What a field may be, as a JSON schema's text, by its name; in the order that the fields are read in.
+using FieldTable = std::vector<std::pair<std::string, std::string>>;
+
 // Each read leaves its target alone when the field is absent or null. The first fault is kept, with the field's name as
 // param(); reads after it do nothing.
 class JsonFields {
  public:
-  explicit JsonFields(const nlohmann::json& object) : object_(object) {}
+  // `table`: where not null, gets an entry for every field that is read, so that what is checked and what is documented
+  // are one thing.
+  explicit JsonFields(const nlohmann::json& object, FieldTable* table = nullptr) : object_(object), table_(table) {}
 
   // The field's value; null when it is absent, null, or a fault was found already.
   const nlohmann::json* find(std::string_view key) const;
@@ -55,6 +61,9 @@ class JsonFields {
   void read_object(std::string_view key, std::string& target);
   void read_list(std::string_view key, std::string& target);
 
+  // The schema of a field that find() gives.
+  void describe(std::string_view key, std::string_view schema);
+
   void fail(std::string_view key, std::string message);
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }
@@ -63,6 +72,7 @@ class JsonFields {
   std::optional<int64_t> whole_number(std::string_view key, int64_t low, int64_t high);
 
   const nlohmann::json& object_;
+  FieldTable* table_;
   Status status_;
 };
 

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "base/log.h"
+#include "grammar/grammar.h"
 #include "text/detokenizer.h"
+#include "text/grammar_vocabulary.h"
 #include "text/reasoning_parser.h"
 #include "text/text_model.h"
 
@@ -123,7 +125,10 @@ class TextStream {
 
 class TextEngine final : public LLM {
  public:
-  TextEngine(std::unique_ptr<Engine> engine, TextModel model) : engine_(std::move(engine)), model_(std::move(model)) {
+  TextEngine(std::unique_ptr<Engine> engine, TextModel model)
+      : engine_(std::move(engine)),
+        model_(std::move(model)),
+        grammars_([this] { return grammar_vocabulary(*model_.tokenizer, engine_->model().vocab_size, eos_ids_); }) {
     eos_ids_ = engine_->model().eos_token_ids;
     for (const int32_t id : model_.eos_token_ids) {
       if (!contains(eos_ids_, id)) extra_eos_ids_.push_back(id);
@@ -147,6 +152,7 @@ class TextEngine final : public LLM {
     ZIPAGE_ASSIGN_OR_RETURN(request.request.prompt_token_ids, tokenize(request));
     Request& inner = request.request;
     complete(inner);
+    if (request.structured_output) ZIPAGE_RETURN_IF_ERROR(constrain(request));
     std::vector<int32_t> stop_ids = inner.sampling.stop_token_ids;
     if (!inner.sampling.ignore_eos) {
       for (const int32_t id : extra_eos_ids_) {
@@ -172,6 +178,14 @@ class TextEngine final : public LLM {
     auto submitted = engine_->submit(std::move(inner));
     if (!submitted.ok()) forget(id);
     return submitted;
+  }
+
+  Status compile(TextRequest& request) override {
+    if (!request.structured_output || request.grammar != nullptr) return {};
+    auto grammar = grammars_.compile(*request.structured_output);
+    if (!grammar.ok()) return grammar.status().with_param(request.structured_field);
+    request.grammar = *std::move(grammar);
+    return {};
   }
 
   void abort(const std::string& request_id) override { engine_->abort(request_id); }
@@ -241,6 +255,21 @@ class TextEngine final : public LLM {
     request.starts_thinking = prompt_thought(*model_.tokenizer, request.prompt_token_ids) == PromptThought::kOpened;
   }
 
+  Status constrain(TextRequest& request) {
+    ZIPAGE_RETURN_IF_ERROR(compile(request));
+    const std::string_view source = model_.chat_template ? model_.chat_template->source() : std::string_view();
+    ZIPAGE_ASSIGN_OR_RETURN(const auto format, reasoning_format(request.reasoning_parser, *model_.tokenizer, source));
+    ThoughtGate gate;
+    if (format) gate = thought_gate(*format, *model_.tokenizer, request.request.prompt_token_ids);
+    std::vector<int32_t> stops;
+    for (const int32_t id : request.request.sampling.stop_token_ids) {
+      const AddedToken* added = model_.tokenizer->added_token(id);
+      if (added != nullptr && added->special) stops.push_back(id);
+    }
+    request.request.constraint = request.grammar->constraint(std::move(gate), stops);
+    return {};
+  }
+
   Result<std::vector<int32_t>> tokenize_chat(const TextRequest& request) const {
     std::unique_ptr<ChatTemplate> own;
     const ChatTemplate* chat = model_.chat_template.get();
@@ -272,6 +301,7 @@ class TextEngine final : public LLM {
 
   std::unique_ptr<Engine> engine_;
   TextModel model_;
+  GrammarCompiler grammars_;
   std::vector<int32_t> eos_ids_;        // all
   std::vector<int32_t> extra_eos_ids_;  // those that the engine does not know
   std::atomic<uint64_t> next_id_{0};

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "text/json_fields.h"
 #include "text/tokenizer.h"
 
@@ -17,9 +18,11 @@ using nlohmann::json;
 
 constexpr int kIntMax = std::numeric_limits<int>::max();
 constexpr int kIntMin = std::numeric_limits<int>::min();
+const json kFalse = false;
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
 void read_logit_bias(JsonFields& fields, const RequestContext& context, SamplingParams& sampling) {
+  fields.describe("logit_bias", R"({"type":["object","null"],"additionalProperties":{"type":"number"}})");
   const json* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const auto fault = [&](std::string_view what) {
@@ -40,13 +43,15 @@ void read_logit_bias(JsonFields& fields, const RequestContext& context, Sampling
 }
 
 // Completions say logprobs: N; chats say logprobs: true and top_logprobs: N. A line may say either.
-void read_logprobs(JsonFields& fields, const RequestContext& context, SamplingParams& sampling) {
+void read_logprobs(JsonFields& fields, RequestKind kind, const RequestContext& context, SamplingParams& sampling) {
   const int most = context.max_logprobs < 0 ? context.vocab_size : context.max_logprobs;
   const json* logprobs = fields.find("logprobs");
   std::optional<int> top;
   fields.read("top_logprobs", top, 0, most);
-  if (logprobs != nullptr && logprobs->is_boolean()) {
-    sampling.logprobs = logprobs->get<bool>() ? std::optional(top.value_or(0)) : std::nullopt;
+  if (kind == RequestKind::kChat) fields.describe("logprobs", R"({"type":["boolean","null"]})");
+  if (kind == RequestKind::kChat || (logprobs != nullptr && logprobs->is_boolean())) {
+    if (logprobs == nullptr) logprobs = &kFalse;
+    sampling.logprobs = *logprobs == true ? std::optional(top.value_or(0)) : std::nullopt;
   } else {
     fields.read("logprobs", sampling.logprobs, 0, most);
   }
@@ -95,7 +100,7 @@ void read_sampling(JsonFields& fields, RequestKind kind, const RequestContext& c
   fields.read_token_ids("allowed_token_ids", sampling.allowed_token_ids, context.vocab_size);
   read_logit_bias(fields, context, sampling);
   check_logprobs_kind(fields, kind);
-  read_logprobs(fields, context, sampling);
+  read_logprobs(fields, kind, context, sampling);
   read_bad_words(fields, *context.tokenizer, sampling);
 }
 
@@ -118,7 +123,6 @@ void read_text_options(JsonFields& fields, TextRequest& request) {
   fields.read("continue_final_message", request.continue_final_message);
   fields.read("chat_template", request.chat_template);
   fields.read_object("chat_template_kwargs", request.chat_template_kwargs);
-  fields.read_list("tools", request.tools);
 }
 
 void read_kv_fields(JsonFields& fields, Request& request) {
@@ -136,6 +140,7 @@ void read_kv_fields(JsonFields& fields, Request& request) {
 
 // Plain, or inside vllm_xargs as clients do that only pass vLLM's own fields on; plain ones win.
 Status read_kv(JsonFields& fields, Request& request) {
+  fields.describe("vllm_xargs", R"({"type":["object","null"]})");
   if (const json* extra = fields.find("vllm_xargs")) {
     if (!extra->is_object()) {
       fields.fail("vllm_xargs", fmt::format("vllm_xargs must be an object, not {}", excerpt(*extra)));
@@ -264,6 +269,9 @@ void read_envelope(JsonFields& fields, RequestKind kind, ParsedRequest& parsed) 
   fields.read("model", parsed.model);
   fields.read("n", parsed.n, 1, kIntMax);
   fields.read("stream", parsed.stream);
+  fields.describe("stream_options",
+                  R"({"type":["object","null"],"properties":{"include_usage":{"type":["boolean","null"]},)"
+                  R"("continuous_usage_stats":{"type":["boolean","null"]}}})");
   if (const json* options = fields.find("stream_options")) {
     if (!options->is_object()) {
       fields.fail("stream_options", fmt::format("stream_options must be an object, not {}", excerpt(*options)));
@@ -283,23 +291,47 @@ void read_envelope(JsonFields& fields, RequestKind kind, ParsedRequest& parsed) 
   }
 }
 
+// Everything but the prompt and the fields of read_answer_fields().
+Status read_fields(JsonFields& fields, RequestKind kind, const RequestContext& context, ParsedRequest& parsed,
+                   TextRequest& request) {
+  request.request.sampling = context.defaults;
+  read_envelope(fields, kind, parsed);
+  read_sampling(fields, kind, context, request.request.sampling);
+  read_max_tokens(fields, request.request.sampling);
+  read_text_options(fields, request);
+  fields.read("priority", request.request.priority, kIntMin, kIntMax);
+  fields.read("cache_salt", request.request.cache_salt);
+  ZIPAGE_RETURN_IF_ERROR(fields.status());
+  return read_kv(fields, request.request);
+}
+
 }  // namespace
 
-Result<ParsedRequest> parse_request(const json& body, RequestKind kind, const RequestContext& context) {
+Result<ParsedRequest> parse_request(const json& body, RequestKind kind, const RequestContext& context,
+                                    std::string_view text) {
   ParsedRequest parsed;
   TextRequest base;
-  base.request.sampling = context.defaults;
   JsonFields fields(body);
-  read_envelope(fields, kind, parsed);
-  read_sampling(fields, kind, context, base.request.sampling);
-  read_max_tokens(fields, base.request.sampling);
-  read_text_options(fields, base);
-  fields.read("priority", base.request.priority, kIntMin, kIntMax);
-  fields.read("cache_salt", base.request.cache_salt);
-  ZIPAGE_RETURN_IF_ERROR(fields.status());
-  ZIPAGE_RETURN_IF_ERROR(read_kv(fields, base.request));
+  ZIPAGE_RETURN_IF_ERROR(read_fields(fields, kind, context, parsed, base));
+  ZIPAGE_ASSIGN_OR_RETURN(AnswerFields answer, read_answer_fields(body, text));
+  base.structured_output = std::move(answer.structured_output);
+  base.structured_field = std::move(answer.structured_field);
+  base.tools = std::move(answer.tools);
+  parsed.tool_use = std::move(answer.tool_use);
   ZIPAGE_RETURN_IF_ERROR(add_requests(body, kind, context, std::move(base), parsed.requests));
   return parsed;
+}
+
+FieldTable request_fields(RequestKind kind, const RequestContext& context) {
+  FieldTable table;
+  const json empty = json::object();
+  JsonFields fields(empty, &table);
+  ParsedRequest parsed;
+  TextRequest request;
+  const Status status = read_fields(fields, kind, context, parsed, request);
+  ZIPAGE_CHECK(status.ok(), "a request without fields: {}", status.message());
+  describe_answer_fields(fields);
+  return table;
 }
 
 Status truncate_prompt(LLM& llm, const ParsedRequest& parsed, TextRequest& request) {

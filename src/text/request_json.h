@@ -7,8 +7,11 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "text/answer_fields.h"
+#include "text/json_fields.h"
 #include "zipage/llm.h"
 #include "zipage/status.h"
 
@@ -38,12 +41,18 @@ struct ParsedRequest {
   bool echo = false;
   bool return_token_ids = false;
   bool kv_stats = false;
+  ToolUse tool_use;                           // of chats
   std::optional<int> truncate_prompt_tokens;  // keep the last so many; -1 = as many as fit
 };
 
 // Errors are kInvalidArgument, one sentence, param() names the field. Fields nobody knows are ignored, as OpenAI's
-// servers do.
-Result<ParsedRequest> parse_request(const nlohmann::json& body, RequestKind kind, const RequestContext& context);
+// servers do. `text`: what `body` was parsed from, where that is at hand: schemas keep the order of their properties
+// then.
+Result<ParsedRequest> parse_request(const nlohmann::json& body, RequestKind kind, const RequestContext& context,
+                                    std::string_view text = {});
+
+// The fields of such a request but for its prompt, as they are checked.
+FieldTable request_fields(RequestKind kind, const RequestContext& context);
 
 // Cuts the prompt to its last truncate_prompt_tokens; it becomes token ids then. Does nothing where none is asked for.
 Status truncate_prompt(LLM& llm, const ParsedRequest& parsed, TextRequest& request);

@@ -264,7 +264,7 @@ TEST_F(RequestJson, BadWordsAreTokenizedAtTheStartAndAfterASpace) {
 TEST_F(RequestJson, TextOptionsReachTheRequest) {
   const ParsedRequest parsed = chat(
       R"("stop":"x","include_stop_str_in_output":true,"skip_special_tokens":false,"add_generation_prompt":false,
-         "chat_template_kwargs":{"enable_thinking":false},"tools":[{"type":"function"}],"priority":-3,"cache_salt":"s",
+         "chat_template_kwargs":{"enable_thinking":false},"tools":[{"type":"function","function":{"name":"f"}}],"priority":-3,"cache_salt":"s",
          "request_id":"r","truncate_prompt_tokens":-1,"stream":true,"stream_options":{"include_usage":true},
          "return_token_ids":true,"kv_stats":true,"echo":true)");
   const TextRequest& request = parsed.requests[0];
@@ -273,7 +273,7 @@ TEST_F(RequestJson, TextOptionsReachTheRequest) {
   EXPECT_FALSE(request.text.skip_special_tokens);
   EXPECT_FALSE(request.add_generation_prompt);
   EXPECT_EQ(request.chat_template_kwargs, R"({"enable_thinking":false})");
-  EXPECT_EQ(request.tools, R"([{"type":"function"}])");
+  EXPECT_EQ(request.tools, R"([{"function":{"name":"f"},"type":"function"}])");
   EXPECT_EQ(request.request.priority, -3);
   EXPECT_EQ(request.request.cache_salt, "s");
   EXPECT_EQ(parsed.id, "r");
