@@ -1,9 +1,10 @@
 // Paged decode attention: one query token a sequence, limited by how fast K and V are read.
 //
-// All (sequence, KV head) units, cut into tiles of 16 slots, form one line of work; each block takes an equal piece of
-// it:
+// All (sequence, KV head) units, cut into tiles of 16 slots, form one line of work, in which the end of a unit counts
+// as some tiles too (+): a block with many short sequences would be the last otherwise. Each block takes an equal
+// piece:
 //
-//      |--- unit 0 ---|------- unit 1 -------|-- unit 2 --| ...       unit = sequence * num_kv_heads + head
+//      |+-- unit 0 ---|+------ unit 1 -------|+- unit 2 --| ...       unit = sequence * num_kv_heads + head
 //      |---- block 0 ----|---- block 1 ----|---- block 2 ----|
 //
 // The pieces follow from seq_lens inside the kernel, so a captured graph stays right when lengths change. Within a
@@ -23,6 +24,7 @@ namespace {
 constexpr int kTile = 16;  // slots a tile
 constexpr int kMaxWarps = 8;
 constexpr int kHeadsPerTile = 8;  // columns of one tensor-core tile
+constexpr int kUnitBytes = 72 * 1024;
 
 struct Args {
   const bf16* q;
@@ -47,9 +49,11 @@ struct Shape {
   static constexpr int kStages = kHeadTiles > 1 && kHeadDim > 64 ? 2 : kStageBytes <= 4096 ? 5 : 3;
   static constexpr int kWarps = kStageBytes > 8192 ? 4 : kMaxWarps;
   static constexpr int kSteps = kHeadDim / 16;
+  // Tiles that a unit's end is worth: about 2 microseconds of a block, at its share of the memory's speed.
+  static constexpr int kUnitCost = kUnitBytes / kStageBytes;
 };
 
-// What a block works on: tiles [begin, end) of the line.
+// What a block works on: [begin, end) of the line.
 struct Piece {
   int begin, end;
 };
@@ -57,35 +61,54 @@ struct Piece {
 // ---- kernels ----
 
 // Where a tile of the line lies. Tiles are visited in order, so moving on costs a comparison.
+template <int kUnitCost>
 struct Cursor {
   int seq, head, tile, num_tiles;  // of the unit
   int seq_len;
 
-  __device__ void seek(const int* first_tile, int num_seqs, int num_kv_heads, int position, const int32_t* seq_lens) {
-    int low = 0, high = num_seqs;  // the last seq with first_tile[seq] * num_kv_heads <= position
+  // Returns where in the line the tile lies: at `position`, or behind the unit's cost if that is there.
+  __device__ int seek(const int* first, int num_seqs, int num_kv_heads, int position, const int32_t* seq_lens) {
+    int low = 0, high = num_seqs;  // the last seq with first[seq] * num_kv_heads <= position
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      if (first_tile[middle] * num_kv_heads <= position)
+      if (first[middle] * num_kv_heads <= position)
         low = middle;
       else
         high = middle;
     }
-    seq = low;
-    num_tiles = first_tile[seq + 1] - first_tile[seq];
-    const int rest = position - first_tile[seq] * num_kv_heads;
-    head = rest / num_tiles;
-    tile = rest % num_tiles;
+    enter(low, first, seq_lens);
+    const int rest = position - first[seq] * num_kv_heads;
+    head = rest / (num_tiles + kUnitCost);
+    const int behind_cost = rest % (num_tiles + kUnitCost) - kUnitCost;
+    tile = max(behind_cost, 0);
+    return position + tile - behind_cost;
+  }
+  __device__ void enter(int next, const int* first, const int32_t* seq_lens) {
+    seq = next;
+    num_tiles = first[seq + 1] - first[seq] - kUnitCost;
     seq_len = seq_lens[seq];
+  }
+  // To the first tile of the next unit that has tiles; true when it is another sequence's.
+  __device__ bool next_unit(const int* first, int num_kv_heads, const int32_t* seq_lens) {
+    tile = 0;
+    if (++head < num_kv_heads) return false;
+    head = 0;
+    int next = seq + 1;
+    while (first[next + 1] == first[next]) ++next;
+    enter(next, first, seq_lens);
+    return true;
   }
 };
 
-// [0, num_seqs] running sums of tiles, by the whole block.
+// [0, num_seqs] running sums of the sequences' shares of the line, by the whole block.
+template <int kUnitCost>
 __device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile, int* warp_sums) {
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   int carry = 0;
   for (int base = 0; base < num_seqs; base += threads) {
     const int i = base + threadIdx.x;
-    const int own = i < num_seqs ? ceil_div(seq_lens[i], kTile) : 0;
+    const int tiles = i < num_seqs ? ceil_div(seq_lens[i], kTile) : 0;
+    const int own = tiles > 0 ? tiles + kUnitCost : 0;
     int sum = own;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset <<= 1) {
@@ -304,9 +327,9 @@ struct Merged {
 
 template <bool kFp8, int kHeadDim, int kHeadTiles>
 __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWarpSize, 1) decode_kernel(const Args a) {
-  wait_for_previous();
   using S = Shape<kFp8, kHeadDim, kHeadTiles>;
   constexpr int kChunks = S::kRowBytes / 16;
+  constexpr int kUnitCost = S::kUnitCost;
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ int warp_sums[kMaxWarps];
   __shared__ int is_last;
@@ -317,7 +340,9 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   auto* merge_out = reinterpret_cast<float*>(shared + warps * S::kStages * S::kStageBytes);  // [warps, group, head_dim]
   auto* merge_stats = reinterpret_cast<float2*>(merge_out + warps * a.group * kHeadDim);     // [warps, group]
   int* first_tile = reinterpret_cast<int*>(merge_stats + warps * a.group);                   // [num_seqs + 1]
-  sum_tiles(a.seq_lens, a.num_seqs, first_tile, warp_sums);
+  // Lengths are uploaded, no kernel writes them: the split is made while the kernel before this one drains.
+  sum_tiles<kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
+  wait_for_previous();
 
   // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
   const auto clear = [&](int64_t token) {
@@ -336,27 +361,22 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   if (piece.begin >= piece.end) return;
 
   // The warp's tiles of a unit segment are first + warp, + warps, ...: the loader walks them ahead of the arithmetic.
-  Cursor load;
-  load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
-  int load_position = piece.begin;   // of the segment's first tile in the line
+  Cursor<kUnitCost> load;
+  // Of the segment's first tile in the line.
+  int load_position = load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
+  if (load_position >= piece.end) return;
+  int position = load_position;
+  Cursor<kUnitCost> unit = load;
   int load_tile = load.tile + warp;  // within the unit
-  int load_segment_end = min(load.num_tiles, load.tile + piece.end - piece.begin);
+  int load_segment_end = min(load.num_tiles, load.tile + piece.end - load_position);
   int table_base = -1;  // block-table entries that the lanes hold
   int table_entry = 0;
   const int tiles_per_block = a.kv.block_size / kTile;
 
   const auto next_segment = [&] {  // false at the end of the piece
-    load_position += load_segment_end - load.tile;
+    load_position += load_segment_end - load.tile + kUnitCost;
     if (load_position >= piece.end) return false;
-    if (++load.head == num_kv_heads) {
-      load.head = 0;
-      do ++load.seq;
-      while (first_tile[load.seq + 1] == first_tile[load.seq]);
-      load.num_tiles = first_tile[load.seq + 1] - first_tile[load.seq];
-      load.seq_len = a.seq_lens[load.seq];
-      table_base = -1;
-    }
-    load.tile = 0;
+    if (load.next_unit(first_tile, num_kv_heads, a.seq_lens)) table_base = -1;
     load_tile = warp;
     load_segment_end = min(load.num_tiles, piece.end - load_position);
     return true;
@@ -393,9 +413,6 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   for (int i = 0; i < S::kStages - 1; ++i) issue();
 
   Warp<kFp8, kHeadDim, kHeadTiles> state;
-  Cursor unit;
-  unit.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
-  int position = piece.begin;
   int stage = 0;
   while (position < piece.end) {
     const int segment_end = min(unit.num_tiles, unit.tile + piece.end - position);
@@ -415,7 +432,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
     __syncthreads();
     const int unit_index = unit.seq * num_kv_heads + unit.head;
-    const int unit_begin = position - unit.tile, unit_end = unit_begin + unit.num_tiles;  // in the line
+    const int unit_begin = position - unit.tile, unit_end = unit_begin + unit.num_tiles;  // its tiles in the line
     const int first_block = unit_begin / per_block, last_block = (unit_end - 1) / per_block;
     const bool alone = first_block == last_block;
     const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + unit.head] : 1.0F;
@@ -456,16 +473,9 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     }
     __syncthreads();  // merge_out is free again
 
-    position += segment_end - unit.tile;
+    position += segment_end - unit.tile + kUnitCost;
     if (position >= piece.end) break;
-    if (++unit.head == num_kv_heads) {
-      unit.head = 0;
-      do ++unit.seq;
-      while (first_tile[unit.seq + 1] == first_tile[unit.seq]);
-      unit.num_tiles = first_tile[unit.seq + 1] - first_tile[unit.seq];
-      unit.seq_len = a.seq_lens[unit.seq];
-    }
-    unit.tile = 0;
+    unit.next_unit(first_tile, num_kv_heads, a.seq_lens);
   }
 }
 

@@ -1,10 +1,13 @@
 // Linear layers of a few rows on Hopper, limited by how fast the weights are read: out [rows, N] = x [rows, K] * weight
 // [N, K]^T.
 //
-// A cluster of blocks takes a tile of output columns; each block of it has a share of K, so x, too, is read in shares.
-// One warp fetches through the tensor copy engine, a warpgroup for every 64 rows multiplies, and at the end every block
-// of the cluster adds up a share of the tile from the shared memories of all, in the order of the blocks. Weights do
-// not depend on the kernel before this one: their first stages are on their way before it has ended.
+// A cluster of blocks (or one block) takes a tile of output columns; each block of it has a share of K, so x, too, is
+// read in shares. One warp fetches through the tensor copy engine; a warpgroup for every 64 rows multiplies, and of up
+// to 64 rows two take turns. At the end every block of the cluster adds up a share of the tile from the shared memories
+// of all, in the order of the blocks. Weights do not depend on the kernel before this one: as many of their stages as
+// shared memory holds are on their way before it has ended.
+#include <algorithm>
+
 #include "ops/cuda/gemm_hopper.h"
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/launch.h"
@@ -17,19 +20,16 @@ namespace {
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kGroupRows = 64;
 constexpr int kDepth = 64;  // of K a stage holds: 128 bytes a row
-constexpr int kMaxStages = 10;
+constexpr int kMaxStages = 40;
+constexpr int kRowBytes = kDepth * 2;
 constexpr int kSharedBytes = 216 * 1024;
 
 template <int kColumns, int kGroups>
 struct Shape {
-  static constexpr int kThreads = (1 + kGroups) * kGroupThreads;
-  static constexpr int kRowBytes = kDepth * 2;
-  static constexpr int kXBytes = kGroups * kGroupRows * kRowBytes;
-  static constexpr int kStageBytes = kXBytes + kColumns * kRowBytes;
-  static constexpr int kFit = kSharedBytes / kStageBytes;
-  static constexpr int kStages = kFit < kMaxStages ? kFit : kMaxStages;
+  static constexpr int kWays = kGroups == 1 ? 2 : 1;  // warpgroups that share the steps of the same rows
+  static constexpr int kThreads = (1 + kGroups * kWays) * kGroupThreads;
   static constexpr int kPitch = kColumns + 4;  // floats of a row of partial sums
-  static_assert(kGroups * kGroupRows * kPitch * 4 <= kStages * kStageBytes);
+  static constexpr int kPartialBytes = kWays * kGroups * kGroupRows * kPitch * 4;
 };
 
 struct Args {
@@ -37,26 +37,36 @@ struct Args {
   int64_t out_stride;
   const float* bias;                // or null
   int rows, columns, steps, split;  // steps of kDepth in K; blocks of a cluster
-  int stage_bytes;                  // that a stage receives: of x only the rows that there are
+  int num_stages, x_bytes;          // of a stage, for the rows that there are; the weights follow
   bool fp32_out;
+};
+
+// Walks the stages, `by` at a time.
+struct Turn {
+  int stage, phase;
+  __device__ void advance(int by, int num_stages) {
+    stage += by;
+    if (stage >= num_stages) stage -= num_stages, phase ^= 1;
+  }
 };
 
 // ---- kernels ----
 
 template <int kColumns, int kGroups>
-__global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
+__global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
     gemm_kernel(const __grid_constant__ Args a, const __grid_constant__ CUtensorMap x_map,
                 const __grid_constant__ CUtensorMap weight_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kColumns, kGroups>;
   extern __shared__ std::byte unaligned[];
-  __shared__ uint64_t full[S::kStages], free[S::kStages];
+  __shared__ uint64_t full[kMaxStages], free[kMaxStages];
   std::byte* stages = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const int rank = static_cast<int>(blockIdx.x) % a.split, tile = static_cast<int>(blockIdx.x) / a.split;
   const int begin = a.steps * rank / a.split, count = a.steps * (rank + 1) / a.split - begin;
+  const int num_stages = a.num_stages, stage_bytes = a.x_bytes + kColumns * kRowBytes;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) {
+    for (int i = 0; i < num_stages; ++i) {
       barrier_init(&full[i], 1);
       barrier_init(&free[i], kGroups);
     }
@@ -64,57 +74,62 @@ __global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
   }
   __syncthreads();
 
-  float* partial = reinterpret_cast<float*>(stages);  // [rows, kPitch], once all stages have been used
+  float* partial = reinterpret_cast<float*>(stages);  // [kWays, rows, kPitch], once all stages have been used
   if (threadIdx.x < kGroupThreads) {
     if (threadIdx.x == 0) {
-      const auto fetch_weight = [&](int step) {
-        const int stage = step % S::kStages;
-        barrier_arrive_expecting(&full[stage], a.stage_bytes);
-        copy_box(stages + stage * S::kStageBytes + S::kXBytes, &weight_map, (begin + step) * kDepth, tile * kColumns,
+      const auto fetch_weight = [&](int step, int stage) {
+        barrier_arrive_expecting(&full[stage], stage_bytes);
+        copy_box(stages + stage * stage_bytes + a.x_bytes, &weight_map, (begin + step) * kDepth, tile * kColumns,
                  &full[stage]);
       };
-      const auto fetch_x = [&](int step) {
-        const int stage = step % S::kStages;
-        copy_box(stages + stage * S::kStageBytes, &x_map, (begin + step) * kDepth, 0, &full[stage]);
+      const auto fetch_x = [&](int step, int stage) {
+        copy_box(stages + stage * stage_bytes, &x_map, (begin + step) * kDepth, 0, &full[stage]);
       };
-      const int early = min(count, S::kStages);
-      for (int step = 0; step < early; ++step) fetch_weight(step);
+      const int early = min(count, num_stages);
+      for (int step = 0; step < early; ++step) fetch_weight(step, step);
       wait_for_previous();
-      for (int step = 0; step < early; ++step) fetch_x(step);
+      for (int step = 0; step < early; ++step) fetch_x(step, step);
+      Turn turn{0, 1};
       for (int step = early; step < count; ++step) {
-        barrier_wait(&free[step % S::kStages], (step / S::kStages & 1) ^ 1);
-        fetch_weight(step);
-        fetch_x(step);
+        barrier_wait(&free[turn.stage], turn.phase ^ 1);
+        fetch_weight(step, turn.stage);
+        fetch_x(step, turn.stage);
+        turn.advance(1, num_stages);
       }
     }
   } else {
-    const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads - 1;
-    float d[kColumns / 2];
+    const int thread = threadIdx.x % kGroupThreads, unit = threadIdx.x / kGroupThreads - 1;
+    const int group = S::kWays > 1 ? 0 : unit, way = S::kWays > 1 ? unit : 0;
+    float d[kColumns / 2] = {};
     const uint32_t base = shared_address(stages);
-    for (int step = 0; step < count; ++step) {
-      const int stage = step % S::kStages;
-      barrier_wait(&full[stage], step / S::kStages & 1);
-      const uint32_t x = base + stage * S::kStageBytes + group * kGroupRows * S::kRowBytes;
-      const uint32_t weight = base + stage * S::kStageBytes + S::kXBytes;
+    Turn turn{way, 0};
+    int previous = -1;
+    for (int step = way; step < count; step += S::kWays) {
+      barrier_wait(&full[turn.stage], turn.phase);
+      // Past the rows that there are, the operand reads on into the weights: those rows of the product nobody stores.
+      const uint32_t x = base + turn.stage * stage_bytes + group * kGroupRows * kRowBytes;
+      const uint32_t weight = base + turn.stage * stage_bytes + a.x_bytes;
       product_begin();
 #pragma unroll
       for (int k = 0; k < kDepth / 16; ++k) {
-        product_ss(d, operand(x + k * 32, 16, 1024), operand(weight + k * 32, 16, 1024), step > 0 || k > 0);
+        product_ss(d, operand(x + k * 32, 16, 1024), operand(weight + k * 32, 16, 1024), previous >= 0 || k > 0);
       }
       product_commit();
       product_wait<1>();
       // The product before this one is done with its stage.
-      if (step > 0 && thread == 0) barrier_arrive(&free[(step - 1) % S::kStages]);
+      if (previous >= 0 && thread == 0) barrier_arrive(&free[previous]);
+      previous = turn.stage;
+      turn.advance(S::kWays, num_stages);
     }
     product_wait<0>();
     pin(d);
-    sync_threads(1, kGroups * kGroupThreads);  // all groups are done with the stages
+    sync_threads(1, kGroups * S::kWays * kGroupThreads);  // all are done with the stages
     const int row = group * kGroupRows + thread / kWarpSize * 16 + thread % kWarpSize / 4, t = thread % 4;
+    float* own = partial + way * kGroupRows * S::kPitch;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      *reinterpret_cast<float2*>(partial + row * S::kPitch + n * 8 + 2 * t) = make_float2(d[4 * n], d[4 * n + 1]);
-      *reinterpret_cast<float2*>(partial + (row + 8) * S::kPitch + n * 8 + 2 * t) =
-          make_float2(d[4 * n + 2], d[4 * n + 3]);
+      *reinterpret_cast<float2*>(own + row * S::kPitch + n * 8 + 2 * t) = make_float2(d[4 * n], d[4 * n + 1]);
+      *reinterpret_cast<float2*>(own + (row + 8) * S::kPitch + n * 8 + 2 * t) = make_float2(d[4 * n + 2], d[4 * n + 3]);
     }
   }
   __syncthreads();
@@ -125,13 +140,16 @@ __global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
   for (int i = threadIdx.x; i < a.rows * chunks; i += S::kThreads) {
     const int row = i / chunks, column = first + i % chunks * 8, global = tile * kColumns + column;
     if (global >= a.columns) continue;
-    const uint32_t at = shared_address(partial + row * S::kPitch + column);
     float v[8] = {};
     for (int r = 0; r < a.split; ++r) {
-      const uint32_t there = a.split > 1 ? cluster_address(at, r) : at;
-      const float4 low = load_cluster(there), high = load_cluster(there + 16);
-      v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w, v[4] += high.x, v[5] += high.y, v[6] += high.z,
-          v[7] += high.w;
+#pragma unroll
+      for (int way = 0; way < S::kWays; ++way) {
+        const uint32_t at = shared_address(partial + (way * kGroupRows + row) * S::kPitch + column);
+        const uint32_t there = a.split > 1 ? cluster_address(at, r) : at;
+        const float4 low = load_cluster(there), high = load_cluster(there + 16);
+        v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w, v[4] += high.x, v[5] += high.y, v[6] += high.z,
+            v[7] += high.w;
+      }
     }
     if (a.bias != nullptr) {
 #pragma unroll
@@ -153,14 +171,17 @@ __global__ void __launch_bounds__((1 + kGroups) * kGroupThreads, 1)
 template <int kColumns, int kGroups>
 void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weight) {
   using S = Shape<kColumns, kGroups>;
-  // Rows that are not there would cost the copy engine more than rows that are. What lies in their place meanwhile only
-  // reaches rows of the product that nobody stores.
+  // Rows that are not there would cost the copy engine more than rows that are.
   const int box_rows = ceil_div(a.rows, 8) * 8;
-  a.stage_bytes = box_rows * S::kRowBytes + kColumns * S::kRowBytes;
+  a.x_bytes = box_rows * kRowBytes;
+  const int stage_bytes = a.x_bytes + kColumns * kRowBytes;
+  // The last stage's operand may reach a whole warpgroup's rows past its begin.
+  constexpr int kBehind = kGroupRows * kRowBytes;
+  a.num_stages = std::min(kMaxStages, (kSharedBytes - kBehind - 1024) / stage_bytes);
+  const int bytes = std::max(a.num_stages * stage_bytes + kBehind, S::kPartialBytes) + 1024;
   const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, box_rows);
   const CUtensorMap weight_map = make_tensor_map(weight, a.columns, x.cols, x.cols, kColumns);
-  constexpr int kBytes = S::kStages * S::kStageBytes + 1024;
-  check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+  check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "linear");
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -171,7 +192,7 @@ void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weig
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.columns, kColumns) * a.split));
   config.blockDim = dim3(S::kThreads);
-  config.dynamicSmemBytes = kBytes;
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = launch.stream;
   config.attrs = attributes;
   config.numAttrs = a.split > 1 ? 2 : 1;
@@ -196,7 +217,7 @@ std::vector<GemmPlan> gemm_hopper_plans(const Launch& launch, int64_t rows, int6
       out_stride % 8 != 0) {
     return plans;
   }
-  for (const int columns : {64, 128, 192}) {
+  for (const int columns : {32, 48, 64, 128, 192}) {
     for (const int split : {1, 2, 4, 8}) {
       const int64_t blocks = ceil_div(out, int64_t{columns}) * split;
       // All blocks at once, most multiprocessors in use, and K enough for a pipeline in every block.
@@ -220,6 +241,10 @@ void gemm_hopper(const Launch& launch, const GemmPlan& plan, const Matrix& x, co
                .split = plan.split,
                .fp32_out = out.dtype == DType::kF32};
   switch (plan.columns) {
+    case 32:
+      return launch_groups<32>(launch, a, x, weight);
+    case 48:
+      return launch_groups<48>(launch, a, x, weight);
     case 64:
       return launch_groups<64>(launch, a, x, weight);
     case 128:
