@@ -49,6 +49,8 @@ Work parse_work(const std::string& text) {
   return work;
 }
 
+constexpr int kSettlingSteps = 20;  // of a steady work, before it is measured
+
 struct Step {
   double seconds = 0, device_seconds = 0, idle_seconds = 0;
   int64_t generated = 0, prompt_tokens = 0, resident = 0;
@@ -77,7 +79,7 @@ class Bench {
       if (!filled && engine_.stats().num_waiting == 0) {
         // Everybody is in, and the first steps' prompts are behind.
         filled = true;
-        for (int i = 0; i < 20; ++i) step();
+        for (int i = 0; i < kSettlingSteps; ++i) step();
         measured = Clock::now();
         before_ = engine_.stats();
         steps_.clear();
@@ -97,8 +99,10 @@ class Bench {
   }
 
  private:
-  static int age(const Work& work, int index) {
-    return static_cast<int>(static_cast<int64_t>(work.output) * index / work.requests);
+  // Somewhere in the request's own part of the length, or equal remainders would compress at equal times.
+  int age(const Work& work, int index) {
+    const double part = static_cast<double>(work.output) / work.requests;
+    return static_cast<int>(part * (index + static_cast<double>(random_() >> 11) * 0x1p-53));
   }
 
   void submit(const Work& work, int computed) {
@@ -143,7 +147,7 @@ class Bench {
   json report(const Work& work, double elapsed) const {
     const EngineStats after = engine_.stats();
     const ModelInfo& model = engine_.model();
-    std::vector<double> decode_ms, device_ms, idle_us;
+    std::vector<double> decode_ms, full_ms, device_ms, idle_us;  // full: every request decodes
     double decode_seconds = 0, prefill_seconds = 0, resident = 0;
     int64_t decoded = 0, prefilled = 0;
     for (const Step& step : steps_) {
@@ -152,6 +156,7 @@ class Bench {
         prefilled += step.prompt_tokens;
       } else if (step.generated > 0) {
         decode_ms.push_back(step.seconds * 1e3);
+        if (step.generated == work.requests) full_ms.push_back(step.seconds * 1e3);
         device_ms.push_back(step.device_seconds * 1e3);
         idle_us.push_back(step.idle_seconds * 1e6);
         decode_seconds += step.seconds;
@@ -169,6 +174,7 @@ class Bench {
             {"output_tokens_per_second", generated / elapsed},
             {"decode_tokens_per_second", decode_seconds > 0 ? static_cast<double>(decoded) / decode_seconds : 0},
             {"prefill_tokens_per_second", prefill_seconds > 0 ? static_cast<double>(prefilled) / prefill_seconds : 0},
+            {"full_batch_tokens_per_second", full_ms.empty() ? 0 : work.requests / quantile(full_ms, 0.5) * 1e3},
             {"decode_step_ms_p50", quantile(decode_ms, 0.5)},
             {"decode_step_ms_p99", quantile(decode_ms, 0.99)},
             {"device_step_ms_p50", quantile(device_ms, 0.5)},

@@ -56,7 +56,7 @@ struct EngineConfig {
 
   // compression
   CompressionOptions compression;
-  CompressionMode compression_mode = CompressionMode::kAsync;
+  std::optional<CompressionMode> compression_mode;  // none = in step on a GPU, else beside the steps
   bool kv_elastic = false;
   std::optional<int> query_slots;  // none = as many as can be of use
 

@@ -5,11 +5,6 @@
 namespace zipage {
 namespace {
 
-void upload_blocks(Backend& backend, Queue& queue, std::span<const BlockId> ids, int32_t* host, int32_t* device) {
-  for (size_t i = 0; i < ids.size(); ++i) host[i] = ids[i].value();
-  backend.upload(queue, device, host, ids.size() * sizeof(int32_t));
-}
-
 CompressionSource make_source(const CompressionJob& job, const CompressionWorkspace& workspace) {
   return {.kv = job.kv,
           .source_blocks = workspace.source_blocks(),
@@ -43,8 +38,7 @@ void compress(Backend& backend, Queue& queue, const CompressionModel& model, con
   check(job, ws);
   const CompressionParams& p = job.params;
   const auto num_sources = static_cast<size_t>((job.num_slots - 1) / job.kv.geometry.block_size + 1);
-  upload_blocks(backend, queue, job.table.first(num_sources), ws.host_source_blocks(), ws.source_blocks());
-  upload_blocks(backend, queue, job.targets, ws.host_target_blocks(), ws.target_blocks());
+  ws.upload_blocks(backend, queue, job.table.first(num_sources), job.targets);
 
   const CompressionSource source = make_source(job, ws);
   float* scores = p.attention ? ws.scores() : nullptr;  // S; null while no stage makes one

@@ -43,7 +43,9 @@ CompressionWorkspace::CompressionWorkspace(Backend& backend, const CompressionSh
   const Parts p = parts(backend, shape);
   memory_ = backend.allocate(p.total(), "compression workspace", MemoryKind::kDevice);
   blocks_ = backend.allocate(block_list_bytes(shape), "compression block lists", MemoryKind::kDevice);
-  host_blocks_ = backend.allocate(block_list_bytes(shape), "compression block lists, host", MemoryKind::kPinnedHost);
+  for (Turn& turn : turns_) {
+    turn.host = backend.allocate(block_list_bytes(shape), "compression block lists, host", MemoryKind::kPinnedHost);
+  }
   std::byte* next = memory_->data();
   for (float** part : {&scores_, &pooled_, &redundancy_, &final_}) {
     *part = reinterpret_cast<float*>(next);
@@ -51,6 +53,19 @@ CompressionWorkspace::CompressionWorkspace(Backend& backend, const CompressionSh
   }
   kept_ = reinterpret_cast<int32_t*>(next);
   scratch_ = p.scratch > 0 ? next + p.kept : nullptr;
+}
+
+void CompressionWorkspace::upload_blocks(Backend& backend, Queue& queue, std::span<const BlockId> sources,
+                                         std::span<const BlockId> targets) {
+  now_ = (now_ + 1) % turns_.size();
+  Turn& turn = turns_[now_];
+  if (turn.uploaded) turn.uploaded->wait();
+  auto* host = turn.host->as<int32_t>();
+  for (size_t i = 0; i < sources.size(); ++i) host[i] = sources[i].value();
+  for (size_t i = 0; i < targets.size(); ++i) host[static_cast<size_t>(max_source_blocks_) + i] = targets[i].value();
+  backend.upload(queue, source_blocks(), host, sources.size() * sizeof(int32_t));
+  backend.upload(queue, target_blocks(), host + max_source_blocks_, targets.size() * sizeof(int32_t));
+  turn.uploaded = backend.record(queue);
 }
 
 }  // namespace zipage

@@ -3,9 +3,12 @@
 // Thread-safety: one compression at a time; an asynchronous lane has a workspace of its own.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
+#include <span>
 
+#include "base/ids.h"
 #include "ops/ops.h"
 
 namespace zipage {
@@ -35,16 +38,23 @@ class CompressionWorkspace {
   int32_t* kept() const { return kept_; }            // [num_layers, num_kv_heads, max_budget]
   std::byte* scratch() const { return scratch_; }    // stages 1 and 4; null when the backend asks for none
 
-  // Block ids of the job, device; and the pinned host memory they are uploaded from.
+  // Block ids of the job, on the device.
   int32_t* source_blocks() const { return blocks_->as<int32_t>(); }                       // [max source blocks]
   int32_t* target_blocks() const { return blocks_->as<int32_t>() + max_source_blocks_; }  // [max_budget / b]
-  int32_t* host_source_blocks() const { return host_blocks_->as<int32_t>(); }
-  int32_t* host_target_blocks() const { return host_blocks_->as<int32_t>() + max_source_blocks_; }
+  // Uploads them. The host's copies take turns; this waits while all of them are on their way.
+  void upload_blocks(Backend& backend, Queue& queue, std::span<const BlockId> sources,
+                     std::span<const BlockId> targets);
 
  private:
   CompressionShape shape_;
   int max_source_blocks_ = 0;
-  std::unique_ptr<Buffer> memory_, blocks_, host_blocks_;
+  struct Turn {
+    std::unique_ptr<Buffer> host;
+    std::unique_ptr<Event> uploaded;
+  };
+  std::unique_ptr<Buffer> memory_, blocks_;
+  std::array<Turn, 16> turns_;
+  size_t now_ = 0;
   float *scores_ = nullptr, *pooled_ = nullptr, *redundancy_ = nullptr, *final_ = nullptr;
   int32_t* kept_ = nullptr;
   std::byte* scratch_ = nullptr;

@@ -212,7 +212,8 @@ constexpr Entry kTable[] = {
                                                     "temperature of the redundancy's softmax"),
     knob<FIELD(compression.score_decay)>("score-decay", kCompression, "X", "what remains of an earlier score, 0 to 1"),
     knob<FIELD(compression.score_pool)>("score-pool", kCompression, "N", "neighbours that share a score; odd, 1: none"),
-    knob<FIELD(compression_mode)>("compression-mode", kCompression, "{async,inline}", "beside decoding, or in step"),
+    knob<FIELD(compression_mode)>("compression-mode", kCompression, "{async,inline}",
+                                  "beside decoding, or in step; default: in step on a GPU"),
 
     knob<FIELD(device)>("device", kMachine, "{auto,cpu,cuda}", "where the model runs"),
     knob<FIELD(threads)>("threads", kMachine, "N", "CPU threads; 0: the cores this process may use"),

@@ -46,6 +46,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineConfig& requested) {
     backend = make_backend(config.device, {.num_threads = config.threads});
     log_info("device: {} ({})", backend->info().name, backend->info().description);
     if (config.device == "auto") config.device = backend->info().name;
+    if (!config.compression_mode) {
+      config.compression_mode = backend->info().asynchronous ? CompressionMode::kInline : CompressionMode::kAsync;
+    }
     if (!config.async_scheduling) config.async_scheduling = backend->info().asynchronous;
     ZIPAGE_ASSIGN_OR_RETURN(std::unique_ptr<Runner> runner,
                             Runner::create(config, std::move(backend), *files, model, {}));

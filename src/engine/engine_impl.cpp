@@ -126,7 +126,8 @@ void EngineImpl::commit_compressions() {
     ZIPAGE_CHECK(!job.empty(), "the lane finished an unknown job of sequence {}", done.sequence.value());
     Sequence& sequence = *job.mapped().sequence;
     sequence.become(SequenceState::kRunning);
-    finish_compression(sequence, job.mapped().plan, done.seconds);
+    finish_compression(sequence, job.mapped().plan);
+    totals_.compression_seconds += done.seconds;
     if (done.error) {
       try {
         std::rethrow_exception(done.error);

@@ -104,7 +104,7 @@ class EngineImpl final : public Engine {
   void swap_in(Sequence& sequence, bool takes_query_slot);
   void admit(Sequence& sequence, const StepPlan::Admit& admission);
   void start_compression(Sequence& sequence, const StepPlan::Compress& compression);
-  void finish_compression(Sequence& sequence, const CompressionPlan& plan, double seconds);
+  void finish_compression(Sequence& sequence, const CompressionPlan& plan);
   void release_kv(Sequence& sequence);
   void release_swap(Sequence& sequence);
   void give_back_query_slot(Sequence& sequence);

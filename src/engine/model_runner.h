@@ -23,6 +23,7 @@ struct SampledTokens {
   std::vector<int32_t> tokens;          // [num_sampled]; -1: no finite logit
   std::vector<TokenLogprobs> logprobs;  // [num_sampled + scored] when any row asked for them, else empty
   double device_seconds = 0;            // that the batch took
+  double compression_seconds = 0;       // that compressions in order took between the batch before and this one
   double idle_seconds = 0;              // of the device, from the batch before to this one
 };
 
@@ -41,9 +42,9 @@ class ModelRunner {
   // Forgets what was launched and not collected: after an error.
   virtual void abandon() = 0;
 
-  // The compression of a sequence as a job that blocks until it is done. It works on what everything launched so far
-  // leaves; `in_lane`: on the low-priority queue, beside what is launched later, else before that. Valid while `plan`
-  // and the sequence's blocks are.
+  // The compression of a sequence as a job, which works on what everything launched so far leaves. `in_lane`: on the
+  // low-priority queue, beside what is launched later; it blocks until it is done. Else in order, before what is
+  // launched later. To be called while `plan` and the sequence's blocks are what they are.
   virtual std::function<void()> compression(const Sequence& sequence, const CompressionPlan& plan, bool in_lane) = 0;
 
   virtual void swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) = 0;

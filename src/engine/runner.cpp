@@ -1,6 +1,7 @@
 #include "engine/runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -40,6 +41,7 @@ void Runner::launch(const StepBatch& batch, const SamplingBatch& sampling, int t
                     .top_logprobs = top_logprobs};
   if (launched.num_rows > 0) sample(batch, sampling, launched);
   launched.begun = std::move(begun);
+  launched.compressions = std::exchange(compressions_, {});
   launched.done = backend_->record(*queue_);
   launched_.push_back(std::move(launched));
 }
@@ -142,7 +144,10 @@ SampledTokens Runner::collect() {
   launched_.pop_front();
   launched.done->wait();
   SampledTokens sampled{.device_seconds = launched.done->seconds_since(*launched.begun)};
-  if (last_done_) sampled.idle_seconds = launched.begun->seconds_since(*last_done_);
+  for (const Span& span : launched.compressions) sampled.compression_seconds += span.end->seconds_since(*span.begin);
+  if (last_done_) {
+    sampled.idle_seconds = launched.begun->seconds_since(*last_done_) - sampled.compression_seconds;
+  }
   last_done_ = std::move(launched.done);
   if (launched.num_rows == 0) return sampled;
   const Results results = results_in(const_cast<std::byte*>(launched.results));
@@ -165,6 +170,7 @@ SampledTokens Runner::collect() {
 
 void Runner::abandon() {
   last_done_.reset();
+  compressions_.clear();
   launched_.clear();
 }
 
@@ -189,16 +195,20 @@ std::function<void()> Runner::compression(const Sequence& sequence, const Compre
                            .num_scored = sequence.num_scored,
                            .logical_len = sequence.num_computed,
                            .prompt_len = sequence.num_prompt};
-  const std::shared_ptr<Event> launched = in_lane ? backend_->record(*queue_) : nullptr;
-  return [this, job, launched] {
-    Queue& queue = launched ? *lane_queue_ : *queue_;
-    if (launched) backend_->wait(queue, *launched);
+  const std::shared_ptr<Event> launched = backend_->record(*queue_);
+  return [this, job, launched, in_lane] {
+    Queue& queue = in_lane ? *lane_queue_ : *queue_;
+    if (in_lane) backend_->wait(queue, *launched);
     const CompressionModel model{.num_heads = model_.num_heads,
                                  .scale = decoder_->attention_scale(),
                                  .cos_sin = decoder_->cos_sin(),
                                  .rotary_dim = model_.rope.rotary_dim};
     compress(*backend_, queue, model, job, *workspace_);
-    queue.synchronize();
+    if (in_lane) {
+      queue.synchronize();
+    } else {
+      compressions_.push_back({launched, backend_->record(queue)});
+    }
   };
 }
 

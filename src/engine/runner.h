@@ -44,6 +44,9 @@ class Runner final : public ModelRunner {
   const KvPool& kv() const { return kv_; }
 
  private:
+  struct Span {
+    std::shared_ptr<Event> begin, end;
+  };
   // Of the last launched batches, the oldest first.
   struct Launched {
     int num_sampled = 0, num_rows = 0;
@@ -51,6 +54,7 @@ class Runner final : public ModelRunner {
     std::vector<int32_t> known;  // [num_rows - num_sampled] the tokens of the rows that are scored
     const std::byte* results = nullptr;
     std::unique_ptr<Event> begun, done;
+    std::vector<Span> compressions;  // before it
   };
   // Where the parts of the results lie, on the device and on the host alike.
   struct Results {
@@ -88,6 +92,7 @@ class Runner final : public ModelRunner {
   std::unique_ptr<Buffer> results_;                      // sampled ids and log-probabilities
   std::array<std::unique_ptr<Buffer>, 2> results_host_;  // take turns
   size_t next_results_ = 0;
+  std::vector<Span> compressions_;  // in order, since the last batch was launched
   std::deque<Launched> launched_;
   std::unique_ptr<Event> last_done_;              // of the batch collected last
   std::map<int, std::unique_ptr<Graph>> graphs_;  // by number of decodes

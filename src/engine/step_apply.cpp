@@ -133,9 +133,8 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   for (int i = 0; i < needed; ++i) fresh.push_back(pool_.allocate());
   CompressionPlan plan = plan_compression(s.blocks, shared, fresh, s.num_resident, s.compression, config_.block_size);
   if (!lane_) {
-    const auto begin = std::chrono::steady_clock::now();
     runner_->compression(s, plan, /*in_lane=*/false)();
-    finish_compression(s, plan, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    finish_compression(s, plan);
     return;
   }
   s.become(SequenceState::kCompressing);
@@ -145,7 +144,7 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   lane_->submit(s.id, runner_->compression(s, job->second.plan, /*in_lane=*/true));
 }
 
-void EngineImpl::finish_compression(Sequence& s, const CompressionPlan& plan, double seconds) {
+void EngineImpl::finish_compression(Sequence& s, const CompressionPlan& plan) {
   s.blocks = plan.table_after();
   for (BlockId block : plan.released) pool_.release(block);
   totals_.evicted_tokens += s.num_resident - s.compression.budget;
@@ -153,7 +152,6 @@ void EngineImpl::finish_compression(Sequence& s, const CompressionPlan& plan, do
   s.prompt_compressed = true;
   ++s.stats.compressions;
   ++totals_.compressions;
-  totals_.compression_seconds += seconds;
   give_back_query_slot(s);
 }
 

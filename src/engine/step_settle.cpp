@@ -50,6 +50,7 @@ void EngineImpl::settle() {
   launched_.pop_front();
   totals_.prompt_tokens += batch.num_prompt_tokens;
   totals_.device_seconds += sampled.device_seconds;
+  totals_.compression_seconds += sampled.compression_seconds;
   if (batch.follows) totals_.device_idle_seconds += sampled.idle_seconds;
   for (size_t i = 0; i < batch.scored.size(); ++i) {
     const auto [id, index] = batch.scored[i];
