@@ -180,7 +180,7 @@ class Bench {
             {"device_step_ms_p50", quantile(device_ms, 0.5)},
             {"idle_us_p50", quantile(idle_us, 0.5)},
             {"idle_us_p99", quantile(idle_us, 0.99)},
-            {"decode_terabytes_per_second", step_bytes * decode_steps / std::max(decode_seconds, 1e-9) / 1e12},
+            {"decode_terabytes_per_second", decoded > 0 ? step_bytes * decode_steps / decode_seconds / 1e12 : 0},
             {"mean_resident_tokens", resident / decode_steps},
             {"decode_steps", decode_ms.size()},
             {"steps", after.steps - before_.steps},

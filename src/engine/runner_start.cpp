@@ -1,6 +1,9 @@
 // A Runner's beginning: weights, memory, and on a device with graphs their recording.
 #include <algorithm>
+#include <chrono>
+#include <functional>
 
+#include "base/log.h"
 #include "engine/runner.h"
 
 namespace zipage {
@@ -77,9 +80,12 @@ void Runner::reserve(bool made_up_kv) {
 void Runner::warm_up(const std::function<void(double)>& progress) {
   Backend& device = *backend_;
   if (!plan_.graph_sizes.empty()) {
+    const auto begin = std::chrono::steady_clock::now();
     // The sizes with graphs, the widest chunk of a prompt and its halves: each op sees its shapes for the first time.
     std::vector<int> sizes = plan_.graph_sizes;
     for (int size = plan_.max_tokens_per_step; size >= kLeastTunedChunk; size /= 2) sizes.push_back(size);
+    // Neighbouring sizes may share a choice: the largest of them is the one to make it.
+    std::ranges::sort(sizes, std::greater());
     const auto forward = [&](int size, bool as_decodes) {
       BatchView view = inputs_->upload_padding(*queue_, size, as_decodes);
       view.sampled = results_in(results_->data()).tokens;
@@ -109,6 +115,8 @@ void Runner::warm_up(const std::function<void(double)>& progress) {
       if (auto graph = device.capture(*queue_, work)) graphs_.emplace(size, std::move(graph));
       advance();
     }
+    log_info("{} graphs of decode steps, up to {} requests, recorded in {:.1f} s", graphs_.size(),
+             plan_.graph_sizes.back(), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   device.end_tuning();
 }
