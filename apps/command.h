@@ -28,6 +28,7 @@ struct CommandInfo {
 
 std::span<const CommandInfo> commands();
 
+CommandInfo serve_command();
 CommandInfo generate_command();
 CommandInfo inspect_command();
 CommandInfo demo_command();

@@ -4,6 +4,7 @@
 // step(), run() and has_work() belong to one thread, the engine's. Sinks are called on it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -15,6 +16,10 @@
 #include "zipage/status.h"
 
 namespace zipage {
+
+// Upper bounds of the histogram of tokens a step, vLLM's.
+inline constexpr std::array<int, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                         512, 1024, 2048, 4096, 8192, 16384};
 
 // Counters since start and gauges of now. A consistent copy.
 struct EngineStats {
@@ -33,7 +38,9 @@ struct EngineStats {
   double device_idle_seconds = 0;  // between batches of steps that followed each other
   int peak_blocks_live = 0;
   int64_t last_step_tokens = 0;
-  std::chrono::steady_clock::time_point last_progress;  // end of the last step that did something
+  std::array<int64_t, kStepTokenBounds.size() + 1> steps_by_tokens{};  // steps above the bound before, up to this one
+  int64_t step_tokens = 0;                                             // of all steps
+  std::chrono::steady_clock::time_point last_progress;                 // end of the last step that did something
 };
 
 struct ModelInfo {

@@ -61,7 +61,11 @@ struct TextOutput {
   std::string stop_reason;  // the stop string, or the stop id as text; empty for EOS
   bool finished() const { return finish_reason != FinishReason::kNone; }
 };
-using TextSink = std::function<void(TextOutput&&)>;  // on the engine's thread
+using TextSink = std::function<void(TextOutput&&)>;
+
+// Where a request's text work is done and its sink called. Takes tasks on any thread and must not block; runs the tasks
+// of one request in order, one at a time, and none any more when the LLM is destroyed.
+using TextExecutor = std::function<void(std::function<void()> task)>;
 
 class Tokenizer;
 class ChatTemplate;
@@ -74,8 +78,9 @@ class LLM {
   virtual ~LLM() = default;
 
   // Tokenizes and queues; returns the request's id. Errors as Engine::submit()'s, and those of the chat template, of
-  // the text fields and of the structured output, with param(). The sink is not called then.
-  virtual Result<std::string> submit(TextRequest request, TextSink sink) = 0;
+  // the text fields and of the structured output, with param(). The sink is not called then. Without an executor the
+  // sink runs on the engine's thread and must not block.
+  virtual Result<std::string> submit(TextRequest request, TextSink sink, TextExecutor executor = {}) = 0;
   // Compiles the request's structured output, or takes it from the cache, so that submit() need not. May block for
   // seconds. Errors: kInvalidArgument for a grammar that is wrong or takes too much time or memory, kResourceExhausted
   // when too many wait.
@@ -86,6 +91,9 @@ class LLM {
   // Token ids of a request's prompt as submit() would make them.
   virtual Result<std::vector<int32_t>> tokenize(const TextRequest& request) const = 0;
   virtual std::string detokenize(std::span<const int32_t> ids, bool skip_special_tokens = false) const = 0;
+
+  // Why the engine has stopped, after a failure that no step could contain; ok while it runs.
+  virtual Status health() const = 0;
 
   virtual Engine& engine() = 0;
   virtual const Tokenizer& tokenizer() const = 0;

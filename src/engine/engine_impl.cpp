@@ -76,7 +76,8 @@ bool EngineImpl::step() {
     launched_before_ = num_tokens > 0;
     const size_t ahead = config_.async_scheduling.value_or(false) && num_tokens > 0 ? 1 : 0;
     while (launched_.size() > (sequences_.empty() ? 0 : ahead)) settle();
-  } catch (const DeviceError& error) {
+  } catch (const std::exception& error) {
+    log_error("a step has failed: {}", error.what());
     fail_launched(Status(StatusCode::kInternal, error.what()));
   }
   worked |= !outputs_.empty();
@@ -258,7 +259,12 @@ void EngineImpl::update_stats(double seconds, int num_tokens) {
   totals_.query_slots_total = query_slots_.size();
   totals_.kv_resident_tokens = 0;
   for (const Sequence* sequence : running_) totals_.kv_resident_tokens += sequence->num_resident;
-  totals_.steps += num_tokens > 0;
+  if (num_tokens > 0) {
+    ++totals_.steps;
+    totals_.step_tokens += num_tokens;
+    const auto bound = std::lower_bound(kStepTokenBounds.begin(), kStepTokenBounds.end(), num_tokens);
+    ++totals_.steps_by_tokens[static_cast<size_t>(bound - kStepTokenBounds.begin())];
+  }
   totals_.step_seconds += seconds;
   totals_.last_step_tokens = num_tokens;
   totals_.last_progress = Clock::now();

@@ -24,17 +24,21 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-// One request's text. Lives on the engine's thread once it is submitted.
+// One request's text. Lives in its executor once it is submitted.
 class TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, TextOptions options, std::vector<int32_t> eos_ids,
-             std::vector<int32_t> stop_ids, TextSink sink)
+             std::vector<int32_t> stop_ids, TextSink sink, TextExecutor executor)
       : detokenizer_(tokenizer, options.skip_special_tokens),
         stops_(std::move(options.stop), options.include_stop_str_in_output),
         include_stop_(options.include_stop_str_in_output),
         eos_ids_(std::move(eos_ids)),
         stop_ids_(std::move(stop_ids)),
-        sink_(std::move(sink)) {}
+        sink_(std::move(sink)),
+        executor_(std::move(executor)) {}
+
+  // All that follows happens in tasks of this. They hold the stream.
+  void execute(std::function<void()> task) const { executor_ ? executor_(std::move(task)) : task(); }
 
   // Returns whether a stop string has just been found, so that the engine should go on no further.
   bool push(RequestOutput&& tokens) {
@@ -119,6 +123,7 @@ class TextStream {
   bool include_stop_;
   std::vector<int32_t> eos_ids_, stop_ids_;
   TextSink sink_;
+  TextExecutor executor_;  // null: the engine's thread
   int num_tokens_ = 0;
   bool finished_ = false;
 };
@@ -145,7 +150,7 @@ class TextEngine final : public LLM {
     engine_.reset();
   }
 
-  Result<std::string> submit(TextRequest request, TextSink sink) override {
+  Result<std::string> submit(TextRequest request, TextSink sink, TextExecutor executor) override {
     for (const std::string& stop : request.text.stop) {
       if (stop.empty()) return invalid_argument("stop strings must not be empty").with_param("stop");
     }
@@ -163,14 +168,16 @@ class TextEngine final : public LLM {
     const std::string id = inner.request_id;
     const auto stream = std::make_shared<TextStream>(*model_.tokenizer, std::move(request.text),
                                                      inner.sampling.ignore_eos ? std::vector<int32_t>() : eos_ids_,
-                                                     std::move(stop_ids), std::move(sink));
+                                                     std::move(stop_ids), std::move(sink), std::move(executor));
     inner.sink = [this, id, stream](RequestOutput&& output) {
-      if (stream->push(std::move(output))) engine_->abort(id);
-      if (stream->finished()) forget(id);
+      stream->execute([this, id, stream, output = std::move(output)]() mutable {
+        if (stream->push(std::move(output))) engine_->abort(id);
+        if (stream->finished()) forget(id);
+      });
     };
     {
       const std::lock_guard lock(mutex_);
-      if (failed_) return Status(StatusCode::kUnavailable, "the engine has stopped after a failure");
+      if (!health_.ok()) return health_;
       if (!live_.emplace(id, stream).second) {
         return invalid_argument(fmt::format("a request with the id '{}' is running", id)).with_param("request_id");
       }
@@ -205,6 +212,11 @@ class TextEngine final : public LLM {
     return model_.tokenizer->decode(ids, skip_special_tokens);
   }
 
+  Status health() const override {
+    const std::lock_guard lock(mutex_);
+    return health_;
+  }
+
   Engine& engine() override { return *engine_; }
   const Tokenizer& tokenizer() const override { return *model_.tokenizer; }
   const ChatTemplate* chat_template() const override { return model_.chat_template.get(); }
@@ -222,7 +234,7 @@ class TextEngine final : public LLM {
     log_error("{}", error.message());
     {
       const std::lock_guard lock(mutex_);
-      failed_ = true;
+      health_ = Status(StatusCode::kUnavailable, error.message());
     }
     end_all(FinishReason::kError, error);
   }
@@ -233,7 +245,10 @@ class TextEngine final : public LLM {
       const std::lock_guard lock(mutex_);
       live.swap(live_);
     }
-    for (const auto& [id, stream] : live) stream->end(id, reason, error);
+    for (const auto& entry : live) {
+      const auto stream = entry.second;
+      stream->execute([id = entry.first, stream, reason, error] { stream->end(id, reason, error); });
+    }
   }
 
   void forget(const std::string& id) {
@@ -306,8 +321,8 @@ class TextEngine final : public LLM {
   std::vector<int32_t> extra_eos_ids_;  // those that the engine does not know
   std::atomic<uint64_t> next_id_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  bool failed_ = false;                                      // guarded by mutex_
+  mutable std::mutex mutex_;
+  Status health_;                                            // guarded by mutex_
   std::map<std::string, std::shared_ptr<TextStream>> live_;  // guarded by mutex_
   std::thread thread_;
 };

@@ -1,0 +1,249 @@
+// /v1/completions and /v1/chat/completions: a body becomes a Generation, its deltas an answer.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "server/answer_format.h"
+#include "server/generation.h"
+#include "server/router.h"
+#include "server/serving.h"
+#include "text/json_fields.h"
+
+namespace zipage {
+namespace {
+
+using nlohmann::json;
+
+// A stream whose client has more than this to take gets one chunk for many tokens.
+constexpr size_t kMergeBacklog = 32 * 1024;
+constexpr int kMaxChoices = 4096;
+
+std::string random_id() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return fmt::format("{:016x}{:016x}", random(), random());
+}
+
+// Keeps deltas until the end.
+class WholeAnswer {
+ public:
+  static void start(const ExchangePtr& exchange, const std::shared_ptr<Generation>& generation, AnswerFormat format,
+                    HttpHeaders headers) {
+    const auto answer = std::make_shared<WholeAnswer>(exchange, generation, std::move(format), std::move(headers));
+    Generation::Sink sink;
+    sink.delta = [answer](ChoiceDelta&& delta) {
+      ChoiceDelta& choice = answer->choices_[static_cast<size_t>(delta.index)];
+      choice.index = delta.index;
+      choice.merge(std::move(delta));
+    };
+    sink.end = [answer](const Status& status) { answer->end(status); };
+    const Status started = generation->start(executor_of(exchange), std::move(sink));
+    if (!started.ok()) exchange->send(error_response(started));
+  }
+
+  WholeAnswer(ExchangePtr exchange, const std::shared_ptr<Generation>& generation, AnswerFormat format,
+              HttpHeaders headers)
+      : exchange_(std::move(exchange)),
+        format_(std::move(format)),
+        headers_(std::move(headers)),
+        choices_(static_cast<size_t>(generation->num_choices())) {}
+
+ private:
+  void end(const Status& status) {
+    HttpResponse response = status.ok() ? text_response(200, "application/json", format_.whole(std::move(choices_)))
+                                        : error_response(status);
+    response.headers.insert(response.headers.end(), headers_.begin(), headers_.end());
+    exchange_->send(std::move(response));
+  }
+
+  ExchangePtr exchange_;
+  AnswerFormat format_;
+  HttpHeaders headers_;
+  std::vector<ChoiceDelta> choices_;
+};
+
+// Server-sent events. While the client is slow deltas are merged, so that it costs no more than its text.
+class StreamedAnswer {
+ public:
+  static void start(const ExchangePtr& exchange, const std::shared_ptr<Generation>& generation, AnswerFormat format,
+                    HttpHeaders headers) {
+    const auto answer = std::make_shared<StreamedAnswer>(exchange, generation, std::move(format));
+    Generation::Sink sink;
+    sink.delta = [answer](ChoiceDelta&& delta) { answer->take(std::move(delta)); };
+    sink.end = [answer](const Status& status) { answer->end(status); };
+    const Status started = generation->start(executor_of(exchange), std::move(sink));
+    if (!started.ok()) return exchange->send(error_response(started));
+    HttpResponse head;
+    head.content_type = "text/event-stream; charset=utf-8";
+    head.headers = std::move(headers);
+    head.headers.emplace_back("Cache-Control", "no-cache");
+    head.headers.emplace_back("X-Accel-Buffering", "no");
+    exchange->on_drained([answer = std::weak_ptr(answer)] {
+      if (const auto alive = answer.lock()) alive->let_go();
+    });
+    exchange->open(std::move(head));
+  }
+
+  StreamedAnswer(ExchangePtr exchange, std::shared_ptr<Generation> generation, AnswerFormat format)
+      : exchange_(std::move(exchange)),
+        generation_(std::move(generation)),
+        format_(std::move(format)),
+        held_(static_cast<size_t>(generation_->num_choices())) {}
+
+ private:
+  void write(std::string_view data) {
+    if (data.empty()) return;
+    event_.assign("data: ").append(data).append("\n\n");
+    exchange_->write(event_);
+  }
+
+  void take(ChoiceDelta&& delta) {
+    if (!std::exchange(opened_, true)) {
+      for (const std::string& chunk : format_.opening()) write(chunk);
+    }
+    if (exchange_->backlog() <= kMergeBacklog && num_held_ == 0) return write(format_.chunk(delta));
+    std::optional<ChoiceDelta>& held = held_[static_cast<size_t>(delta.index)];
+    if (held) return held->merge(std::move(delta));
+    held = std::move(delta);
+    ++num_held_;
+  }
+
+  void let_go() {
+    if (num_held_ == 0) return;
+    num_held_ = 0;
+    for (std::optional<ChoiceDelta>& held : held_) {
+      if (held) write(format_.chunk(*std::exchange(held, std::nullopt)));
+    }
+  }
+
+  void end(const Status& status) {
+    let_go();
+    if (!status.ok()) {
+      write(error_json(http_status(status), status.message(), status.param()));
+    } else if (generation_->parsed().include_usage) {
+      write(format_.usage_chunk());
+    }
+    exchange_->write("data: [DONE]\n\n");
+    exchange_->close();
+  }
+
+  ExchangePtr exchange_;
+  std::shared_ptr<Generation> generation_;
+  AnswerFormat format_;
+  std::string event_;
+  std::vector<std::optional<ChoiceDelta>> held_;
+  int num_held_ = 0;
+  bool opened_ = false;
+};
+
+void start_answer(const ExchangePtr& exchange, const std::shared_ptr<Generation>& generation, AnswerFormat format,
+                  HttpHeaders headers) {
+  if (exchange->gone()) return;
+  exchange->on_end([generation](EndReason reason) {
+    if (reason == EndReason::kClientGone) return generation->end(std::nullopt);
+    generation->end(Status(StatusCode::kUnavailable, "the server is shutting down"));
+  });
+  const bool stream = generation->parsed().stream;
+  stream ? StreamedAnswer::start(exchange, generation, std::move(format), std::move(headers))
+         : WholeAnswer::start(exchange, generation, std::move(format), std::move(headers));
+}
+
+// What the answer needs of the body beyond the request itself.
+Result<AnswerOptions> answer_options(const json& body, bool chat, const ParsedRequest& parsed) {
+  AnswerOptions options;
+  options.chat = chat;
+  JsonFields fields(body);
+  fields.read("return_tokens_as_token_ids", options.return_tokens_as_token_ids);
+  fields.read("include_reasoning", options.include_reasoning);
+  // Fields that would change the answer and that nobody here acts on.
+  bool beam_search = false;
+  std::string suffix;
+  fields.read("use_beam_search", beam_search);
+  fields.read("suffix", suffix);
+  if (beam_search) fields.fail("use_beam_search", "beam search is not offered");
+  if (!suffix.empty()) fields.fail("suffix", "suffix is not offered");
+  ZIPAGE_RETURN_IF_ERROR(fields.status());
+  if (!chat) return options;
+  const TextRequest& request = parsed.requests.front();
+  const auto last = json::parse(request.messages.back().json);
+  if (!request.add_generation_prompt || request.continue_final_message) options.role = last["role"];
+  const auto content = last.find("content");
+  if (parsed.echo && content != last.end() && content->is_string() && last["role"] == options.role) {
+    options.echoed_message = *content;
+  }
+  return options;
+}
+
+// An answer that must be tool calls is held to their grammar; one that may be is searched for them.
+void use_tools(ToolFormat format, ParsedRequest& parsed, Generation::Options& options) {
+  const ToolUse& use = parsed.tool_use;
+  if (use.choice == ToolUse::Choice::kNone || use.tools.empty()) return;
+  options.tool_parser = [format] {
+    return make_tool_parser(format, [] { return fmt::format("call_{}", random_id().substr(0, 24)); });
+  };
+  const bool strict = std::any_of(use.tools.begin(), use.tools.end(), [](const Tool& tool) { return tool.strict; });
+  TextRequest& request = parsed.requests.front();
+  if (use.choice != ToolUse::Choice::kAuto) {
+    request.structured_output = tool_call_grammar(format, use.tools, use.several);
+    request.structured_field = "tool_choice";
+  } else if (strict && format == ToolFormat::kHermes) {
+    request.structured_output = optional_tool_call_grammar(use.tools, use.several);
+    request.structured_field = "tools";
+  }
+}
+
+Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
+  const HttpRequest& request = exchange->request();
+  ZIPAGE_RETURN_IF_ERROR(serving.available());
+  const std::string text = exchange->take_body();
+  ZIPAGE_ASSIGN_OR_RETURN(const json body, parse_json_object(text));
+  const RequestKind kind = chat ? RequestKind::kChat : RequestKind::kCompletion;
+  ZIPAGE_ASSIGN_OR_RETURN(ParsedRequest parsed, parse_request(body, kind, serving.request_context(kind), text));
+  ZIPAGE_RETURN_IF_ERROR(serving.check_model(parsed.model));
+  if (static_cast<int64_t>(parsed.n) * static_cast<int64_t>(parsed.requests.size()) > kMaxChoices) {
+    return invalid_argument(fmt::format("{} prompts and n {} make more than {} outputs", parsed.requests.size(),
+                                        parsed.n, kMaxChoices))
+        .with_param("n");
+  }
+  ZIPAGE_ASSIGN_OR_RETURN(AnswerOptions options, answer_options(body, chat, parsed));
+
+  const std::string_view given = request.header("x-request-id");
+  const std::string base = !given.empty() ? std::string(given) : !parsed.id.empty() ? parsed.id : random_id();
+  options.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", base);
+  options.model = parsed.model.empty() ? serving.model_names().front() : parsed.model;
+  options.created = std::time(nullptr);
+  HttpHeaders headers;
+  if (serving.options().request_id_headers) headers.emplace_back("X-Request-Id", base);
+
+  Generation::Options split;
+  split.chat = chat;
+  split.split_reasoning = chat && serving.reasoning().has_value();
+  if (chat) use_tools(serving.tools(), parsed, split);
+  ZIPAGE_ASSIGN_OR_RETURN(const auto generation,
+                          Generation::prepare(serving, std::move(parsed), options.id, std::move(split)));
+  AnswerFormat format(std::move(options), *generation, serving.llm()->tokenizer());
+  exchange->post([exchange, generation, format = std::move(format), headers = std::move(headers)]() mutable {
+    start_answer(exchange, generation, std::move(format), std::move(headers));
+  });
+  return {};
+}
+
+Handler handler(Serving& serving, bool chat) {
+  return [&serving, chat](const ExchangePtr& exchange) {
+    const Status status = handle(serving, chat, exchange);
+    if (!status.ok()) respond(exchange, error_response(status));
+  };
+}
+
+}  // namespace
+
+void add_completion_routes(Router& router, Serving& serving) {
+  router.add("POST", "/v1/completions", RunsOn::kWorker, handler(serving, false));
+  router.add("POST", "/v1/chat/completions", RunsOn::kWorker, handler(serving, true));
+}
+
+}  // namespace zipage
