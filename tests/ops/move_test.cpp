@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include "ops/device.h"
+#include "ops/noise.h"
 #include "ops/paged_kv.h"
 #include "ops/random.h"
+#include "tensor/bf16.h"
 
 namespace zipage::test {
 namespace {
@@ -96,6 +98,40 @@ TEST_P(MoveTest, GatherReadsBackWhatWasStored) {
     EXPECT_EQ(actual_k, expected_k);
     EXPECT_EQ(actual_v, expected_v);
   }
+}
+
+TEST_P(MoveTest, RowsAreUploadedAndWhatLiesBetweenStays) {
+  constexpr size_t kRows = 5, kDeviceStride = 48, kHostStride = 32, kRowBytes = 20;
+  const auto pinned = device.backend().allocate(kRows * kHostStride, "rows", MemoryKind::kPinnedHost);
+  for (size_t i = 0; i < pinned->bytes(); ++i) pinned->data()[i] = static_cast<std::byte>(i);
+  const auto to = device.array(std::vector<uint8_t>(kRows * kDeviceStride, 0xEE));
+  device.backend().upload_rows(device.queue(), to.data(), kDeviceStride, pinned->data(), kHostStride, kRowBytes, kRows);
+  device.queue().synchronize();
+  const std::vector<uint8_t> got = to.values();
+  for (size_t row = 0; row < kRows; ++row) {
+    for (size_t i = 0; i < kDeviceStride; ++i) {
+      EXPECT_EQ(got[row * kDeviceStride + i], i < kRowBytes ? row * kHostStride + i : 0xEEU) << row << ", " << i;
+    }
+  }
+}
+
+TEST_P(MoveTest, NoiseIsTheSameOnEveryDevice) {
+  constexpr size_t kCount = 100'003;
+  const auto noise = device.array(std::vector<uint16_t>(kCount + 1, 0xFFFF));
+  device.backend().noise(device.queue(), noise.data(), DType::kBF16, kCount, 0.25F, 7);
+  device.queue().synchronize();
+  const std::vector<uint16_t> got = noise.values();
+  double sum = 0, squares = 0;
+  for (size_t i = 0; i < kCount; ++i) {
+    const float expected = 0.25F * noise_value(7, i);
+    ASSERT_EQ(got[i], Bf16(expected).bits) << i;
+    sum += expected;
+    squares += expected * expected;
+  }
+  EXPECT_EQ(got[kCount], 0xFFFF);
+  // Uniform in [-1/4, 1/4): mean 0, variance 1/48.
+  EXPECT_NEAR(sum / kCount, 0, 2e-3);
+  EXPECT_NEAR(squares / kCount, 1.0 / 48, 2e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, MoveTest, testing::ValuesIn(device_names()), device_of);
