@@ -69,7 +69,7 @@ void check_logprobs_kind(JsonFields& fields, RequestKind kind) {
   }
 }
 
-void read_bad_words(JsonFields& fields, const Tokenizer& tokenizer, SamplingParams& sampling) {
+void read_bad_words(JsonFields& fields, const Tokenizer* tokenizer, SamplingParams& sampling) {
   std::vector<std::string> words;
   fields.read_strings("bad_words", words);
   if (words.empty()) return;
@@ -77,7 +77,7 @@ void read_bad_words(JsonFields& fields, const Tokenizer& tokenizer, SamplingPara
   for (const std::string& word : words) {
     // A word reads differently at the start of a text and after a space.
     for (const std::string& spelled : {word, " " + word}) {
-      std::vector<int32_t> ids = tokenizer.encode(spelled, false, SpecialTokens::kAsText);
+      std::vector<int32_t> ids = tokenizer->encode(spelled, false, SpecialTokens::kAsText);
       const auto known = std::find(sampling.bad_words.begin(), sampling.bad_words.end(), ids);
       if (!ids.empty() && known == sampling.bad_words.end()) sampling.bad_words.push_back(std::move(ids));
     }
@@ -101,7 +101,7 @@ void read_sampling(JsonFields& fields, RequestKind kind, const RequestContext& c
   read_logit_bias(fields, context, sampling);
   check_logprobs_kind(fields, kind);
   read_logprobs(fields, kind, context, sampling);
-  read_bad_words(fields, *context.tokenizer, sampling);
+  read_bad_words(fields, context.tokenizer, sampling);
 }
 
 void read_max_tokens(JsonFields& fields, SamplingParams& sampling) {

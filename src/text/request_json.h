@@ -27,7 +27,7 @@ struct RequestContext {
   SamplingParams defaults;               // for fields that are absent or null; max_tokens 0 = the rest of the context
   int vocab_size = 0;                    // embedding rows: token ids lie below
   int max_logprobs = 20;                 // -1 = the vocabulary's size
-  const Tokenizer* tokenizer = nullptr;  // never null
+  const Tokenizer* tokenizer = nullptr;  // null only where no request has bad_words
 };
 
 struct ParsedRequest {
