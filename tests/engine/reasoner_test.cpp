@@ -131,6 +131,39 @@ TEST(ReasonerOnCpu, ABatchChangesNothing) {
   }
 }
 
+TEST(ReasonerOnCpu, PlanningAStepAheadChangesNothing) {
+  const nlohmann::json rows = reference()["rows"];
+  std::vector<std::vector<Answer>> runs;
+  for (const bool ahead : {false, true}) {
+    EngineConfig config = reasoner_config("cpu");
+    config.async_scheduling = ahead;
+    config.compression.kv_budget = 64;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    std::vector<Request> requests;
+    for (size_t i = 0; i < 5; ++i) {
+      Request& request = requests.emplace_back(
+          greedy(rows[i]["prompt_token_ids"].get<std::vector<int32_t>>(), 60 + static_cast<int>(i)));
+      SamplingParams& sampling = request.sampling;
+      sampling.ignore_eos = i != 2;
+      if (i >= 1) sampling.temperature = 0.8F, sampling.seed = static_cast<int64_t>(i);
+      if (i == 3) sampling.presence_penalty = 1;  // looks at the text
+      if (i == 4) sampling.logprobs = 2;
+    }
+    runs.push_back(answers(**engine, std::move(requests)));
+    static_cast<EngineImpl&>(**engine).check();
+  }
+  for (size_t i = 0; i < runs[0].size(); ++i) {
+    EXPECT_EQ(runs[0][i].tokens, runs[1][i].tokens) << i;
+    EXPECT_EQ(runs[0][i].last.kv_stats.resident_tokens, runs[1][i].last.kv_stats.resident_tokens) << i;
+    EXPECT_EQ(runs[0][i].last.kv_stats.compressions, runs[1][i].last.kv_stats.compressions) << i;
+    EXPECT_EQ(runs[0][i].logprobs.size(), runs[1][i].logprobs.size()) << i;
+    for (size_t k = 0; k < runs[0][i].logprobs.size(); ++k) {
+      EXPECT_EQ(runs[0][i].logprobs[k].logprob, runs[1][i].logprobs[k].logprob) << i << ", " << k;
+    }
+  }
+}
+
 TEST_P(Reasoner, ACompressedRequestHoldsNoMoreThanItsBlocks) {
   EngineConfig config = reasoner_config(GetParam());
   config.compression.kv_budget = 128;
