@@ -18,38 +18,11 @@ std::string human_bytes(int64_t bytes) {
   return fmt::format("{:.1f} KiB", value / 1024);
 }
 
-// Blocks of the pool: what the user said, or what the device has left.
-Result<int> choose_num_blocks(const EngineConfig& config, const Backend& backend, int64_t bytes_per_block,
-                              int64_t other_bytes, int64_t useful_blocks) {
-  if (config.num_gpu_blocks_override) return *config.num_gpu_blocks_override;
-  int64_t bytes = 0;
-  const BackendInfo info = backend.info();
-  if (config.kv_cache_memory_bytes) {
-    bytes = *config.kv_cache_memory_bytes;
-  } else if (info.host_accessible) {
-    // Host memory belongs to others too: half of what is free, and no more than all requests at full length can use.
-    bytes = std::min(static_cast<int64_t>(info.free_memory_bytes / 2), useful_blocks * bytes_per_block);
-  } else {
-    const int64_t used = static_cast<int64_t>(info.memory_bytes - info.free_memory_bytes);
-    bytes = static_cast<int64_t>(static_cast<double>(info.memory_bytes) * config.gpu_memory_utilization) - used -
-            other_bytes;
-  }
-  if (bytes < bytes_per_block) {
-    return Status(StatusCode::kResourceExhausted,
-                  fmt::format("no memory is left for KV blocks: one takes {}, {} are there beside {} for activations, "
-                              "compression and logits; lower --max-num-batched-tokens or --max-num-seqs, or raise "
-                              "--gpu-memory-utilization ({})",
-                              human_bytes(bytes_per_block), human_bytes(std::max<int64_t>(bytes, 0)),
-                              human_bytes(other_bytes), config.gpu_memory_utilization));
-  }
-  return static_cast<int>(std::min<int64_t>(bytes / bytes_per_block, (int64_t{1} << 31) / config.block_size - 1));
-}
-
 // What an asynchronous device's libraries and recorded graphs take beside the plan, about.
 constexpr int64_t kLibraryBytes = int64_t{512} << 20, kGraphBytes = int64_t{6} << 20;
 
-// Every size up to 8 would be too many to record, and padding costs little: 1, 2, 4, steps of 8 to 256, of 16 to 512,
-// of 32 beyond.
+// Recording every size would take long, and padding costs little: 1, 2, 4, steps of 8 to 256, of 16 to 512, of 32
+// beyond.
 std::vector<int> choose_graph_sizes(const EngineConfig& config, const BackendInfo& info, int max_tokens_per_step) {
   std::vector<int> sizes;
   if (config.enforce_eager || !info.asynchronous) return sizes;
@@ -69,6 +42,48 @@ std::vector<int> choose_graph_sizes(const EngineConfig& config, const BackendInf
 }
 
 }  // namespace
+
+// Blocks of the pool: what the user said, or what the device has left.
+Result<int> choose_num_blocks(const EngineConfig& config, const BackendInfo& info, int64_t bytes_per_block,
+                              int64_t other_bytes, int64_t useful_blocks) {
+  const auto free = static_cast<int64_t>(info.free_memory_bytes);
+  int64_t bytes = 0;
+  if (config.num_gpu_blocks_override) {
+    bytes = *config.num_gpu_blocks_override * bytes_per_block;
+  } else if (config.kv_cache_memory_bytes) {
+    bytes = *config.kv_cache_memory_bytes;
+  } else if (info.host_accessible) {
+    // Host memory belongs to others too: half of what is free, and no more than all requests at full length can use.
+    bytes = std::min(free / 2, useful_blocks * bytes_per_block);
+  } else {
+    const int64_t used = static_cast<int64_t>(info.memory_bytes) - free;
+    bytes = static_cast<int64_t>(static_cast<double>(info.memory_bytes) * config.gpu_memory_utilization) - used -
+            other_bytes;
+  }
+  if (bytes < bytes_per_block) {
+    return Status(
+        StatusCode::kResourceExhausted,
+        fmt::format("no memory is left for KV blocks: one takes {}, {} are there beside {} for activations, "
+                    "compression and logits; lower --max-num-batched-tokens or --max-num-seqs, or raise {}",
+                    human_bytes(bytes_per_block), human_bytes(std::max<int64_t>(bytes, 0)), human_bytes(other_bytes),
+                    config.kv_cache_memory_bytes
+                        ? "--kv-cache-memory-bytes"
+                        : fmt::format("--gpu-memory-utilization ({})", config.gpu_memory_utilization)));
+  }
+  // What was asked for on a device of its own memory has to fit there; the host's may be swapped or overcommitted.
+  if (!info.host_accessible && bytes + other_bytes > free) {
+    const int64_t most = std::max<int64_t>(0, (free - other_bytes) / bytes_per_block);
+    return Status(
+        StatusCode::kResourceExhausted,
+        fmt::format(
+            "KV blocks of {} do not fit beside {} for activations, compression and logits: {} are free; lower {} "
+            "to {} at most, or --max-num-batched-tokens or --max-num-seqs",
+            human_bytes(bytes), human_bytes(other_bytes), human_bytes(free),
+            config.num_gpu_blocks_override ? "--num-gpu-blocks-override" : "--kv-cache-memory-bytes",
+            config.num_gpu_blocks_override ? fmt::format("{}", most) : human_bytes(most * bytes_per_block)));
+  }
+  return static_cast<int>(std::min<int64_t>(bytes / bytes_per_block, (int64_t{1} << 31) / config.block_size - 1));
+}
 
 int64_t MemoryPlan::device_bytes() const {
   int64_t sum = 0;
@@ -131,7 +146,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
   const int64_t libraries =
       info.asynchronous ? kLibraryBytes + kGraphBytes * static_cast<int64_t>(plan.graph_sizes.size()) : 0;
   const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots + step_arrays + libraries;
-  ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks, choose_num_blocks(config, backend, kv_bytes + marks_bytes, other,
+  ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks, choose_num_blocks(config, info, kv_bytes + marks_bytes, other,
                                                                 int64_t{config.max_num_seqs} * max_blocks_per_seq));
   plan.compression.kv = plan.kv;
 

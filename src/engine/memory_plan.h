@@ -43,6 +43,11 @@ struct MemoryPlan {
   std::string table() const;
 };
 
+// Blocks of the KV pool; `other_bytes` of the device are spoken for, `useful_blocks` are as many as all requests can
+// use. Errors name the number to lower, or to raise.
+Result<int> choose_num_blocks(const EngineConfig& config, const BackendInfo& info, int64_t bytes_per_block,
+                              int64_t other_bytes, int64_t useful_blocks);
+
 // Errors name the number to lower, or to raise.
 Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& model, const Backend& backend,
                                int64_t weight_bytes);
