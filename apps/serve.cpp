@@ -92,6 +92,12 @@ class Serve : public Command {
     options.add("reasoning-parser", "NAME", "auto, qwen3, deepseek_r1, or empty for none", &serving_.reasoning_parser);
     options.add("enable-request-id-headers", "X-Request-Id in every answer", &serving_.request_id_headers);
     options.add("tool-call-parser", "NAME", "auto, hermes or llama3_json", &serving_.tool_call_parser);
+    options.add("enable-auto-tool-choice", "answers are searched for tool calls unless tool_choice says otherwise",
+                &serving_.auto_tool_choice);
+    options.add("enable-force-include-usage", "every stream ends with its usage", &serving_.force_include_usage);
+    options.add("return-tokens-as-token-ids", "log-probabilities name tokens as token_id:N",
+                &serving_.return_tokens_as_token_ids);
+    options.add("response-role", "NAME", "role of answers", &serving_.response_role);
     add_chat_template(options, common_);
     options.add("quiet", "errors only in the log", &common_.quiet, 'q');
     options.add_engine(&common_.config);

@@ -20,6 +20,8 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -86,6 +88,19 @@ double rss_bytes(pid_t process) {
   return static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE));
 }
 
+// User and system time of a process, seconds.
+double cpu_seconds(pid_t process) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", process));
+  std::string text(std::istreambuf_iterator<char>(stat), {});
+  // The fields behind the name, which may hold spaces: utime and stime are the 12th and 13th.
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  std::string skipped;
+  for (int i = 0; i < 11; ++i) fields >> skipped;
+  int64_t user = 0, system = 0;
+  fields >> user >> system;
+  return static_cast<double>(user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 int open_stream(int port, int max_tokens) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -129,7 +144,7 @@ int measure(Shared* shared, pid_t server, const Load& load) {
   std::vector<char> bytes(1 << 16);
   const Clock::time_point measure_from = Clock::now() + std::chrono::seconds(3);
   const Clock::time_point end = measure_from + std::chrono::seconds(load.seconds);
-  double peak = 0;
+  double peak = 0, cpu = 0;
   int64_t num_chunks = 0;
   while (Clock::now() < end) {
     const int count = epoll_wait(epoll, events.data(), static_cast<int>(events.size()), 100);
@@ -153,21 +168,24 @@ int measure(Shared* shared, pid_t server, const Load& load) {
         }
       }
     }
-    if (Clock::now() > measure_from && peak == 0) peak = rss_bytes(server);
+    if (Clock::now() > measure_from && peak == 0) {
+      peak = rss_bytes(server);
+      cpu = cpu_seconds(server);
+    }
   }
   const double late = rss_bytes(server);
+  cpu = cpu_seconds(server) - cpu;
   for (const int fd : sockets) close(fd);
   if (delays.empty()) return 1;
   std::sort(delays.begin(), delays.end());
   const auto at = [&](double q) { return delays[static_cast<size_t>(q * static_cast<double>(delays.size() - 1))]; };
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
   fmt::print(
-      R"({{"streams":{},"tokens_per_second":{:.0f},"tokens_per_chunk":{:.3f},"delay_ms_p50":{:.2f},"delay_ms_p90":{:.2f},"delay_ms_p99":{:.2f},"delay_ms_max":{:.2f},"bytes_per_stream":{:.0f},"bytes_per_stream_late":{:.0f}}})"
+      R"({{"streams":{},"tokens_per_second":{:.0f},"tokens_per_chunk":{:.3f},"delay_ms_p50":{:.2f},"delay_ms_p90":{:.2f},"delay_ms_p99":{:.2f},"delay_ms_max":{:.2f},"server_cpu_us_per_token":{:.1f},"bytes_per_stream":{:.0f},"bytes_per_stream_late":{:.0f}}})"
       "\n",
       load.num_streams, static_cast<double>(delays.size()) / load.seconds,
       static_cast<double>(delays.size()) / static_cast<double>(num_chunks), at(.5), at(.9), at(.99), delays.back(),
-      (peak - before) / load.num_streams, (late - before) / load.num_streams);
+      cpu * 1e6 / static_cast<double>(delays.size()), (peak - before) / load.num_streams,
+      (late - before) / load.num_streams);
   return 0;
 }
 

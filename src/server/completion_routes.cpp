@@ -153,9 +153,11 @@ void start_answer(const ExchangePtr& exchange, const std::shared_ptr<Generation>
 }
 
 // What the answer needs of the body beyond the request itself.
-Result<AnswerOptions> answer_options(const json& body, bool chat, const ParsedRequest& parsed) {
+Result<AnswerOptions> answer_options(const Serving& serving, const json& body, bool chat, const ParsedRequest& parsed) {
   AnswerOptions options;
   options.chat = chat;
+  options.role = serving.options().response_role;
+  options.return_tokens_as_token_ids = serving.options().return_tokens_as_token_ids;
   JsonFields fields(body);
   fields.read("return_tokens_as_token_ids", options.return_tokens_as_token_ids);
   fields.read("include_reasoning", options.include_reasoning);
@@ -166,6 +168,12 @@ Result<AnswerOptions> answer_options(const json& body, bool chat, const ParsedRe
   fields.read("suffix", suffix);
   if (beam_search) fields.fail("use_beam_search", "beam search is not offered");
   if (!suffix.empty()) fields.fail("suffix", "suffix is not offered");
+  if (!parsed.stream && fields.find("stream_options") != nullptr) {
+    fields.fail("stream_options", "stream_options needs stream to be true");
+  }
+  if (parsed.stream && parsed.requests.front().request.sampling.prompt_logprobs) {
+    fields.fail("prompt_logprobs", "prompt_logprobs is not part of a stream; a completion's echo with logprobs is");
+  }
   ZIPAGE_RETURN_IF_ERROR(fields.status());
   if (!chat) return options;
   const TextRequest& request = parsed.requests.front();
@@ -209,7 +217,8 @@ Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
                                         parsed.n, kMaxChoices))
         .with_param("n");
   }
-  ZIPAGE_ASSIGN_OR_RETURN(AnswerOptions options, answer_options(body, chat, parsed));
+  ZIPAGE_ASSIGN_OR_RETURN(AnswerOptions options, answer_options(serving, body, chat, parsed));
+  parsed.include_usage |= serving.options().force_include_usage;
 
   const std::string_view given = request.header("x-request-id");
   const std::string base = !given.empty() ? std::string(given) : !parsed.id.empty() ? parsed.id : random_id();
@@ -222,6 +231,7 @@ Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
   Generation::Options split;
   split.chat = chat;
   split.split_reasoning = chat && serving.reasoning().has_value();
+  if (parsed.tool_use.choice == ToolUse::Choice::kAuto && !serving.options().auto_tool_choice) parsed.tool_use = {};
   if (chat) use_tools(serving.tools(), parsed, split);
   ZIPAGE_ASSIGN_OR_RETURN(const auto generation,
                           Generation::prepare(serving, std::move(parsed), options.id, std::move(split)));

@@ -30,7 +30,11 @@ struct ServingOptions {
   std::string version;
   std::string reasoning_parser = "auto";
   std::string tool_call_parser = "auto";
-  bool request_id_headers = false;  // X-Request-Id in every answer
+  bool request_id_headers = false;          // X-Request-Id in every answer
+  bool auto_tool_choice = true;             // tool_choice "auto" looks for calls
+  bool force_include_usage = false;         // streams end with the usage whatever they ask for
+  bool return_tokens_as_token_ids = false;  // where a request does not say
+  std::string response_role = "assistant";
   // No step for so long while work waits: not ready.
   std::chrono::milliseconds stall_timeout{60'000};
 };

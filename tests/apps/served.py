@@ -46,7 +46,7 @@ class Server:
             self.process.stderr.close()
         return self.process.wait(timeout)
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=120):
         if self.ssl_context is not None:
             return http.client.HTTPSConnection("localhost", self.port, timeout=timeout, context=self.ssl_context)
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -85,7 +85,7 @@ class Server:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def socket(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
 
 def events(text):

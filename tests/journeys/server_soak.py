@@ -81,7 +81,7 @@ class Soak:
 
     def slow(self, rng):
         connection = self.raw({**self.body(rng), "stream": True})
-        connection.settimeout(60)
+        connection.settimeout(120)
         while True:
             piece = connection.recv(256)
             if not piece or b"[DONE]" in piece or self.stop.is_set():

@@ -182,6 +182,34 @@ TEST_F(Fields, WhatIsNotOfferedIsRefusedByName) {
   }
 }
 
+TEST_F(Fields, FieldsThatContradictTheKindOfAnswerAreRefused) {
+  start();
+  const auto param = [&](json body) {
+    body["prompt"] = "a";
+    const HttpReply reply = post("/v1/completions", body);
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    return json::parse(reply.body)["error"]["param"].get<std::string>();
+  };
+  EXPECT_EQ(param({{"stream_options", {{"include_usage", true}}}}), "stream_options");
+  EXPECT_EQ(param({{"stream", true}, {"prompt_logprobs", 1}}), "prompt_logprobs");
+}
+
+TEST_F(Fields, DefaultsOfTheServerHoldWhereARequestSaysNothing) {
+  serving_options.force_include_usage = true;
+  serving_options.return_tokens_as_token_ids = true;
+  serving_options.response_role = "model";
+  serving_options.auto_tool_choice = false;
+  start();
+  EXPECT_TRUE(chunks("/v1/completions", {{"prompt", "SAY[a]"}}).back()["usage"].contains("total_tokens"));
+  EXPECT_EQ(complete({{"prompt", "IDS[72]"}, {"logprobs", 0}})["choices"][0]["logprobs"]["tokens"][0], "token_id:72");
+  const json tool = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  const std::string call = R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)";
+  const json message =
+      chat({{"messages", user("SAY[" + call + "]")}, {"tools", json::array({tool})}})["choices"][0]["message"];
+  EXPECT_EQ(message["role"], "model");
+  EXPECT_EQ(message["content"], call);
+}
+
 TEST_F(Fields, case_15_ARequestThatCouldNeverFitIsRefusedWithNumbers) {
   model.num_blocks = 8;
   start();
