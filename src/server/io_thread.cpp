@@ -60,7 +60,8 @@ void IoThread::run_tasks() {
 void IoThread::sweep_later() {
   sweep_timer_.expires_after(kSweepInterval);
   sweep_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (error) return;
+    // A timer that has fired already cannot be cancelled any more.
+    if (error || ending_) return;
     const auto now = std::chrono::steady_clock::now();
     const std::vector<Session*> sessions(sessions_.begin(), sessions_.end());
     for (Session* session : sessions) {
@@ -79,6 +80,7 @@ void IoThread::stop() {
   }
   // What is closed still has handlers to run, which hold the sessions.
   boost::asio::post(context_, [this] {
+    ending_ = true;
     sweep_timer_.cancel();
     work_.reset();
   });

@@ -42,6 +42,7 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   boost::asio::steady_timer sweep_timer_;
   std::unordered_set<Session*> sessions_;
+  bool ending_ = false;  // the thread's own
   std::thread thread_;
 
   std::mutex mutex_;
