@@ -25,6 +25,7 @@ struct CompressionParams {
   int budget = 0;   // tokens kept, a multiple of the block size; 0 = keep all, never compress
   int slack = 256;  // tokens that may be added after a compression, a multiple of the block size, at least one block
   int window = 16;  // queries that score (w), 1 <= w <= block size
+  int query_stride = 1;  // of the last window * query_stride tokens every so many: those at multiples of it
   KvCompress when = KvCompress::kAll;
 
   bool attention = true;                            // stage 1; off: A = 0
@@ -53,6 +54,7 @@ struct CompressionOptions {
   KvPolicy kv_policy = KvPolicy::kContent;
   KvCompress kv_compress = KvCompress::kAll;
   int query_window = 16;
+  std::optional<int> query_stride;
   std::optional<bool> protect_prompt;
   std::optional<int> kv_sinks;
   std::optional<int> kv_recent;

@@ -26,8 +26,10 @@ void check(const CompressionJob& job, const CompressionWorkspace& workspace) {
                job.table.size(), b, job.num_slots);
   ZIPAGE_CHECK(static_cast<int>(job.targets.size()) * b == job.params.budget,
                "{} target blocks of {} for a budget of {}", job.targets.size(), b, job.params.budget);
-  ZIPAGE_CHECK(!job.params.attention || job.ring.window == job.params.window, "a ring of {} queries for a window of {}",
-               job.ring.window, job.params.window);
+  ZIPAGE_CHECK(
+      !job.params.attention || (job.ring.window == job.params.window && job.ring.stride == job.params.query_stride),
+      "a ring of {} queries {} apart for a window of {} {} apart", job.ring.window, job.ring.stride, job.params.window,
+      job.params.query_stride);
   ZIPAGE_CHECK(job.logical_len >= job.num_slots, "{} resident slots of {} tokens", job.num_slots, job.logical_len);
 }
 

@@ -41,7 +41,8 @@ CompressionParams preset(KvPolicy policy, int budget) {
       p.scope = RedundancyScope::kExact;
       p.keys = RedundancyKeys::kContent;
       p.lambda = 0.01F;
-      p.recent = budget / 2;
+      p.recent = budget / 8 * 5;
+      p.query_stride = 4;
       return p;
     }
     case KvPolicy::kZipage:
@@ -129,6 +130,9 @@ CompressionParams resolve(const CompressionOptions& o) {
   p.when = o.kv_compress;
   // Streaming is "everything that is not a sink is recent": more sinks make room for themselves.
   if (o.kv_policy == KvPolicy::kStreaming && o.kv_sinks) p.recent = o.kv_budget - *o.kv_sinks;
+  // A window that reached back beyond the last compression would need queries that nobody recorded.
+  p.query_stride = std::clamp(o.kv_slack / std::max(o.query_window, 1), 1, p.query_stride);
+  override_with(o.query_stride, p.query_stride);
   override_with(o.protect_prompt, p.protect_prompt);
   override_with(o.kv_sinks, p.sinks);
   override_with(o.kv_recent, p.recent);
@@ -156,6 +160,10 @@ Status validate(const CompressionParams& p, int block_size) {
   }
   if (p.window < 1 || p.window > b) {
     return refuse("query-window", "{} must lie in [1, {}], the block size", p.window, b);
+  }
+  if (p.query_stride < 1 || p.query_stride > p.slack / p.window) {
+    return refuse("query-stride", "{} must lie in [1, {}]: --kv-slack {} has room for so many between {} queries",
+                  p.query_stride, p.slack / p.window, p.slack, p.window);
   }
   ZIPAGE_RETURN_IF_ERROR(validate_stages(p));
   if (most_protected(p) > p.budget) {

@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/ops.h"
 
 namespace zipage {
 namespace {
 
 // Tokens [computed, computed + n) of a sequence go to resident slots [resident, resident + n).
-void append_tokens(const ScheduledChunk& chunk, int block_size, int window, StepBatch& batch) {
+void append_tokens(const ScheduledChunk& chunk, int block_size, const QueryRing& ring, StepBatch& batch) {
   const Sequence& sequence = *chunk.sequence;
   for (int i = 0; i < chunk.num_tokens; ++i) {
     const int index = sequence.num_computed + i;
@@ -20,9 +21,10 @@ void append_tokens(const ScheduledChunk& chunk, int block_size, int window, Step
     batch.token_ids.push_back(known ? sequence.tokens[static_cast<size_t>(index)] : -1 - sequence.pending_row);
     batch.positions.push_back(index);
     batch.slot_mapping.push_back(block.value() * block_size + slot % block_size);
-    // A chunk's last w tokens have distinct rows of the ring; earlier ones would be overwritten by them anyway.
-    const bool records = chunk.records_queries && i >= chunk.num_tokens - window;
-    batch.query_ring_rows.push_back(records ? sequence.query_slot->value() * window + index % window : -1);
+    // A chunk's last tokens have distinct rows of the ring; earlier ones would be overwritten by them anyway.
+    const bool records =
+        chunk.records_queries && ring.records(index) && i >= chunk.num_tokens - ring.window * ring.stride;
+    batch.query_ring_rows.push_back(records ? sequence.query_slot->value() * ring.window + ring.row(index) : -1);
   }
 }
 
@@ -43,7 +45,8 @@ void append_scored_rows(const ScheduledChunk& chunk, int first_row, StepBatch& b
 
 }  // namespace
 
-StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, int window) {
+StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, const CompressionParams& compression) {
+  const QueryRing ring{.window = compression.window, .stride = compression.query_stride};
   std::stable_partition(chunks.begin(), chunks.end(),
                         [](const ScheduledChunk& chunk) { return chunk.num_tokens == 1; });
   StepBatch batch;
@@ -54,7 +57,7 @@ StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, int window
   batch.query_start_loc.push_back(0);
   for (const ScheduledChunk& chunk : chunks) {
     first_rows.push_back(batch.num_tokens());
-    append_tokens(chunk, block_size, window, batch);
+    append_tokens(chunk, block_size, ring, batch);
     batch.query_start_loc.push_back(batch.num_tokens());
     const int seq_len = chunk.sequence->num_resident + chunk.num_tokens;
     batch.seq_lens.push_back(seq_len);

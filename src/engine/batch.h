@@ -43,6 +43,6 @@ struct StepBatch {
 };
 
 // REQUIRES: every chunk's sequence owns the blocks for its tokens (num_resident is still what it was before the chunk).
-StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, int window);
+StepBatch flatten(std::vector<ScheduledChunk> chunks, int block_size, const CompressionParams& compression);
 
 }  // namespace zipage

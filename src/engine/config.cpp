@@ -198,6 +198,8 @@ constexpr Entry kTable[] = {
                                          "compress thoughts too, or only a long prompt, once"),
     knob<FIELD(kv_elastic)>("kv-elastic", kCompression, "", "compress only while the pool is short of blocks"),
     knob<FIELD(compression.query_window)>("query-window", kCompression, "N", "last queries that score"),
+    knob<FIELD(compression.query_stride)>("query-stride", kCompression, "N",
+                                          "tokens from one of them to the next; content: 4, others: 1"),
     knob<FIELD(query_slots)>("query-slots", kCompression, "N", "requests that may hold queries; default: enough"),
     knob<FIELD(compression.protect_prompt)>("protect-prompt", kCompression, "", "never drop the prompt"),
     knob<FIELD(compression.kv_sinks)>("kv-sinks", kCompression, "N", "first tokens never dropped"),

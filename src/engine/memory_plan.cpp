@@ -138,6 +138,7 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
   const auto compression = static_cast<int64_t>(CompressionWorkspace::bytes(backend, plan.compression));
   const int64_t ring_bytes =
       int64_t{model.num_layers} * params.window * model.num_heads * model.head_dim * static_cast<int64_t>(activation);
+  plan.query_stride = params.query_stride;
   plan.num_query_slots = config.query_slots.value_or(config.max_num_seqs);
   const int64_t kv_bytes = static_cast<int64_t>(backend.kv_bytes_per_block(plan.kv)) * model.num_layers;
   const int64_t marks_bytes = int64_t{model.num_layers} * model.num_kv_heads * block * 8;  // scores and positions

@@ -28,6 +28,7 @@ struct MemoryPlan {
   int num_swap_rings = 0;
   KvGeometry kv;
   CompressionShape compression;
+  int query_stride = 1;
 
   struct Row {
     std::string name;

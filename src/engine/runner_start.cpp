@@ -60,7 +60,10 @@ void Runner::reserve(bool made_up_kv) {
   ring_bytes_ = static_cast<size_t>(kv.num_layers) * window * model_.num_heads * model_.head_dim * element;
   if (plan_.num_query_slots > 0) {
     ring_data_ = device.allocate(ring_bytes_ * plan_.num_query_slots, "query slots");
-    ring_ = {.data = ring_data_->data(), .num_query_slots = plan_.num_query_slots, .window = window};
+    ring_ = {.data = ring_data_->data(),
+             .num_query_slots = plan_.num_query_slots,
+             .window = window,
+             .stride = plan_.query_stride};
   }
   workspace_ = std::make_unique<CompressionWorkspace>(device, plan_.compression);
   if (plan_.num_swap_blocks > 0) {

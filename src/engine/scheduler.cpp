@@ -191,7 +191,9 @@ class Planner {
 
   // Resident index from which on queries must be recorded.
   static int first_window_token(const Sequence& sequence, int trigger) {
-    return trigger == std::numeric_limits<int>::max() ? trigger : trigger - sequence.compression.window;
+    return trigger == std::numeric_limits<int>::max()
+               ? trigger
+               : trigger - sequence.compression.window * sequence.compression.query_stride;
   }
 
   void schedule(const Sequence& sequence, int num_tokens, int new_blocks, bool takes_slot, bool records) {

@@ -30,7 +30,7 @@ StepBatch EngineImpl::apply(const StepPlan& plan) {
   for (SequenceId id : plan.exhausted) {
     if (sequence(id).num_pending == 0) finish(sequence(id), FinishReason::kLength);
   }
-  return flatten(std::move(chunks), config_.block_size, default_compression_.window);
+  return flatten(std::move(chunks), config_.block_size, default_compression_);
 }
 
 void EngineImpl::preempt(Sequence& s, PreemptKind kind, bool save_ring) {

@@ -130,6 +130,7 @@ Status EngineImpl::validate(Request& request, CompressionParams* params) const {
   if (request.kv_policy) options.kv_policy = *request.kv_policy;
   if (request.protect_prompt) options.protect_prompt = *request.protect_prompt;
   *params = resolve(options);
+  params->query_stride = default_compression_.query_stride;  // the rings are the engine's
   if (params->enabled()) {
     if (Status status = zipage::validate(*params, block); !status.ok()) {
       return bad(request.kv_budget ? "kv_budget" : "kv_policy", status.message());

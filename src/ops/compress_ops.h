@@ -26,9 +26,9 @@ struct CompressionSource {
   int logical_len() const { return first_position + num_slots - num_scored; }
 };
 
-// Stage 1, with the ring's window w. A[t] = (1/w) sum_r max_{h in group} softmax_t(q[h,r] . k[t] * scale), slot t
-// visible to row r when position(t) <= position(r). Rows r are the last w tokens, positions [logical_len - w,
-// logical_len).
+// Stage 1, with the w rows that the ring holds. A[t] = (1/w) sum_r max_{h in group} softmax_t(q[h,r] . k[t] * scale),
+// slot t visible to row r when position(t) <= position(r). Row r is the token at ring.first_position(logical_len) +
+// r * ring.stride.
 struct WindowScoreParams {
   CompressionSource source;
   QueryRing ring;

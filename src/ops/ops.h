@@ -9,6 +9,7 @@
 // Errors: a device failure throws DeviceError.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -61,11 +62,20 @@ struct KvPool {
   const float* v_scale = nullptr;
 };
 
-// The last w queries of each sequence that holds a query slot, after RoPE. Row of a token = position mod w.
+// The last w queries of each sequence that holds a query slot, after RoPE: of its tokens at multiples of `stride`.
 struct QueryRing {
   void* data = nullptr;  // act [num_layers][num_query_slots][window][num_heads][head_dim]; null when never compressing
   int num_query_slots = 0;
   int window = 0;
+  int stride = 1;
+
+  bool records(int position) const { return position % stride == 0; }
+  int row(int position) const { return position / stride % window; }
+  // Of a sequence of so many tokens: how many queries the ring holds, and the position of the oldest.
+  int num_rows(int logical_len) const { return std::min(window, (logical_len - 1) / stride + 1); }
+  int first_position(int logical_len) const {
+    return ((logical_len - 1) / stride - (num_rows(logical_len) - 1)) * stride;
+  }
 };
 
 // ---- a step's batch
@@ -85,7 +95,7 @@ struct BatchView {
   const int32_t* positions = nullptr;     // [num_tokens] logical
   const int32_t* slot_mapping = nullptr;  // [num_tokens] block * block_size + slot; -1 = not stored (padding)
   const int32_t* query_ring_rows =
-      nullptr;  // [num_tokens] query_slot * window + position mod window; -1 = not recorded
+      nullptr;  // [num_tokens] query_slot * window + QueryRing::row(position); -1 = not recorded
   const int32_t* query_start_loc = nullptr;  // [num_seqs + 1] token index where each sequence's tokens begin
   const int32_t* seq_lens = nullptr;         // [num_seqs] resident tokens including this step's; 0 = padding row
   const int32_t* block_table = nullptr;      // [num_seqs, max_blocks_per_seq]

@@ -161,12 +161,13 @@ class Compression {
   std::vector<std::vector<oracle::HeadResult>> expected_;
 };
 
-CompressionParams preset(KvPolicy policy, int budget, int slack, int window) {
+CompressionParams preset(KvPolicy policy, int budget, int slack, int window, int stride = 1) {
   CompressionOptions o;
   o.kv_policy = policy;
   o.kv_budget = budget;
   o.kv_slack = slack;
   o.query_window = window;
+  o.query_stride = stride;
   return resolve(o);
 }
 
@@ -183,7 +184,9 @@ TEST_P(EveryPolicy, KeepsWhatTheOracleKeeps) {
     const int most = (shape.num_slots - 1) / shape.block_size;
     const int budget = shape.block_size * std::max(2, static_cast<int>(seed * 7U % static_cast<uint32_t>(most)) + 1);
     if (budget >= shape.num_slots) continue;
-    const CompressionParams params = preset(GetParam(), budget, shape.block_size, shape.window);
+    const int span = shape.window * shape.query_stride;
+    const int slack = (span + shape.block_size - 1) / shape.block_size * shape.block_size;
+    const CompressionParams params = preset(GetParam(), budget, slack, shape.window, shape.query_stride);
     ASSERT_TRUE(validate(params, shape.block_size).ok()) << validate(params, shape.block_size).message();
     Compression c(shape, params);
     c.run();

@@ -21,10 +21,11 @@ TEST(Policies, AreWhatTheTableSays) {
   EXPECT_EQ(content.scope, RedundancyScope::kExact);
   EXPECT_EQ(content.keys, RedundancyKeys::kContent);
   EXPECT_FLOAT_EQ(content.lambda, 0.01F);
-  EXPECT_EQ(content.recent, 256);
+  EXPECT_EQ(content.recent, 320);
   EXPECT_EQ(content.sinks, 0);
   EXPECT_FALSE(content.protect_prompt);
   EXPECT_EQ(content.carry, ScoreCarry::kMax);
+  EXPECT_EQ(content.query_stride, 4);
 
   const CompressionParams zipage = resolve(options(KvPolicy::kZipage));
   EXPECT_EQ(zipage.scope, RedundancyScope::kLightning);
@@ -126,6 +127,8 @@ TEST(Policies, RefusalsNameTheFlagAndTheNumbers) {
       {"redundancy-lambda", "nan", [](CompressionOptions& o) { o.redundancy_lambda = __builtin_nanf(""); }},
       {"redundancy-temperature", "0", [](CompressionOptions& o) { o.redundancy_temperature = 0.0F; }},
       {"kv-sinks", "-1", [](CompressionOptions& o) { o.kv_sinks = -1; }},
+      {"query-stride", "0", [](CompressionOptions& o) { o.query_stride = 0; }},
+      {"query-stride", "[1, ", [](CompressionOptions& o) { o.query_stride = 100; }},
       {"kv-recent", "-2", [](CompressionOptions& o) { o.kv_recent = -2; }},
       {"kv-recent", "513", [](CompressionOptions& o) { o.kv_recent = 513; }},
       {"kv-recent", "300 tokens, a prompt of up to 256",

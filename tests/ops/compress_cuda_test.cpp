@@ -41,7 +41,7 @@ class OnDevice {
     s.source_blocks = table_.data();
     return s;
   }
-  QueryRing ring() const { return {ring_.data(), f_.ring().num_query_slots, f_.ring().window}; }
+  QueryRing ring() const { return {ring_.data(), f_.ring().num_query_slots, f_.ring().window, f_.ring().stride}; }
   const float* cos_sin() const { return cos_sin_.data(); }
   std::byte* scratch() const { return scratch_->data(); }
   std::vector<uint16_t> data() const { return data_.values(); }

@@ -20,15 +20,17 @@ namespace zipage::testing {
 
 struct Shape {
   int num_layers = 2, num_kv_heads = 2, group = 4, head_dim = 64, block_size = 64, num_slots = 576, num_scored = 0;
+  int query_stride = 1;
   int window = 16, prompt_len = 100, evicted = 0, rotary_dim = 0;  // 0 = head_dim
   double rope_scale = 1;
   uint32_t seed = 1;
 
   std::string describe() const {
     return fmt::format(
-        "layers {} kv heads {} group {} head_dim {} block {} T {} scored {} window {} prompt {} evicted {} seed {}",
-        num_layers, num_kv_heads, group, head_dim, block_size, num_slots, num_scored, window, prompt_len, evicted,
-        seed);
+        "layers {} kv heads {} group {} head_dim {} block {} T {} scored {} window {} stride {} prompt {} evicted {} "
+        "seed {}",
+        num_layers, num_kv_heads, group, head_dim, block_size, num_slots, num_scored, window, query_stride, prompt_len,
+        evicted, seed);
   }
 };
 
@@ -52,9 +54,11 @@ inline Shape random_shape(uint32_t seed) {
   s.head_dim = pick({32, 64, 80, 128});
   s.block_size = pick({16, 32, 64, 128, 256});
   s.window = std::min(pick({1, 5, 16}), s.block_size);
-  s.num_slots = s.window + static_cast<int>(random() % pick({50, 300, 700, 1500}));
-  s.num_scored =
-      pick({0, 1, 2}) == 0 ? 0 : static_cast<int>(random() % static_cast<uint32_t>(s.num_slots - s.window + 1));
+  s.query_stride = pick({1, 1, 3, 4});
+  s.num_slots = s.window * s.query_stride + static_cast<int>(random() % pick({50, 300, 700, 1500}));
+  s.num_scored = pick({0, 1, 2}) == 0
+                     ? 0
+                     : static_cast<int>(random() % static_cast<uint32_t>(s.num_slots - s.window * s.query_stride + 1));
   s.evicted = s.num_scored > 0 ? static_cast<int>(random() % 700) : 0;
   s.prompt_len = static_cast<int>(random() % static_cast<uint32_t>(s.num_slots));
   s.rope_scale = pick({0, 1}) == 0 ? 1.0 : 1.25;
@@ -229,9 +233,11 @@ class CompressFixture {
     sequence_.q.assign(static_cast<size_t>(shape_.num_layers), {});
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       auto& rows = sequence_.q[static_cast<size_t>(layer)];
-      rows.assign(static_cast<size_t>(window), std::vector<oracle::Row>(static_cast<size_t>(num_heads)));
-      for (int r = 0; r < window; ++r) {
-        const int ring_row = (sequence_.logical_len - window + r) % window;
+      rows.clear();
+      for (int position = 0; position < sequence_.logical_len; ++position) {
+        if (position % shape_.query_stride != 0) continue;
+        rows.emplace_back(static_cast<size_t>(num_heads));
+        const int ring_row = position / shape_.query_stride % window;
         for (int h = 0; h < num_heads; ++h) {
           oracle::Row q(static_cast<size_t>(shape_.head_dim));
           float* target =
@@ -242,9 +248,11 @@ class CompressFixture {
             target[d] = static_cast<float>(gauss());
             q[d] = target[d];
           }
-          rows[static_cast<size_t>(r)][static_cast<size_t>(h)] = std::move(q);
+          rows.back()[static_cast<size_t>(h)] = std::move(q);
         }
       }
+      // Later tokens took the ring's rows of earlier ones.
+      if (static_cast<int>(rows.size()) > window) rows.erase(rows.begin(), rows.end() - window);
     }
   }
 
@@ -254,6 +262,7 @@ class CompressFixture {
     sequence_.logical_len = shape_.num_slots + shape_.evicted;
     sequence_.prompt_len = shape_.prompt_len;
     sequence_.window = shape_.window;
+    sequence_.query_stride = shape_.query_stride;
     sequence_.num_heads = shape_.group * shape_.num_kv_heads;
     sequence_.head_dim = shape_.head_dim;
     sequence_.rotary_dim = shape_.rotary_dim;
@@ -264,7 +273,7 @@ class CompressFixture {
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       for (int head = 0; head < shape_.num_kv_heads; ++head) fill_head(layer, head);
     }
-    ring_ = {.data = nullptr, .num_query_slots = 3, .window = shape_.window};
+    ring_ = {.data = nullptr, .num_query_slots = 3, .window = shape_.window, .stride = shape_.query_stride};
     ring_data_.assign(static_cast<size_t>(shape_.num_layers * ring_.num_query_slots * shape_.window *
                                           sequence_.num_heads * shape_.head_dim),
                       NAN);

@@ -25,6 +25,7 @@ struct Sequence {
   std::vector<std::vector<Head>> heads;          // [layer][kv head]
   std::vector<std::vector<std::vector<Row>>> q;  // [layer][window row, oldest first][query head][head_dim]
   int num_slots = 0, num_scored = 0, logical_len = 0, prompt_len = 0;
+  int query_stride = 1;
   int window = 0, num_heads = 0, head_dim = 0, rotary_dim = 0;
   double scale = 0, theta = 10000, rope_scale = 1;
   int num_kv_heads() const { return static_cast<int>(heads.front().size()); }
@@ -48,8 +49,15 @@ inline Row window_scores(const Sequence& s, int layer, int kv_head) {
   const Head& head = s.heads[layer][kv_head];
   const int group = s.num_heads / s.num_kv_heads();
   Row mean(s.num_slots, 0.0);
-  for (int r = 0; r < s.window; ++r) {
-    const int row_position = s.logical_len - s.window + r;
+  // The newest tokens whose positions are multiples of the stride, the newest last; fewer than w where there are no
+  // more.
+  std::vector<int> row_positions;
+  for (int p = s.logical_len - 1; p >= 0 && static_cast<int>(row_positions.size()) < s.window; --p) {
+    if (p % s.query_stride == 0) row_positions.insert(row_positions.begin(), p);
+  }
+  const int num_rows = static_cast<int>(row_positions.size());
+  for (int r = 0; r < num_rows; ++r) {
+    const int row_position = row_positions[r];
     Row best(s.num_slots, 0.0);
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       Row z(s.num_slots);
@@ -60,7 +68,7 @@ inline Row window_scores(const Sequence& s, int layer, int kv_head) {
       const Row p = softmax(z);
       for (int t = 0; t < s.num_slots; ++t) best[t] = std::max(best[t], p[t]);
     }
-    for (int t = 0; t < s.num_slots; ++t) mean[t] += best[t] / s.window;
+    for (int t = 0; t < s.num_slots; ++t) mean[t] += best[t] / num_rows;
   }
   return mean;
 }

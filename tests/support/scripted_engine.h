@@ -29,7 +29,8 @@ inline ScriptedOptions scripted_options(const EngineConfig& config, int num_bloc
           .num_swap_blocks = 0,
           .num_swap_rings = config.max_num_seqs,
           .max_tokens_per_step = config.max_num_batched_tokens,
-          .window = config.compression.query_window};
+          .window = config.compression.query_window,
+          .query_stride = resolve(config.compression).query_stride};
 }
 
 inline std::unique_ptr<EngineImpl> scripted_engine(const EngineConfig& config, const ScriptedOptions& options) {

@@ -40,6 +40,7 @@ ScriptedRunner::ScriptedRunner(ScriptedOptions options) : options_(std::move(opt
               .num_kv_heads = kHeads,
               .head_dim = 16};
   plan_.compression.window = options_.window;
+  plan_.query_stride = options_.query_stride;
   pool_.resize(static_cast<size_t>(options_.num_blocks) * options_.block_size * kHeads);
   swap_.resize(static_cast<size_t>(options_.num_swap_blocks) * options_.block_size * kHeads);
   rings_.resize(static_cast<size_t>(options_.num_query_slots) * options_.window);
@@ -145,9 +146,12 @@ void ScriptedRunner::compress(const CompressionJob& job) {
   // C: the window's queries are those of the newest tokens of this very text.
   const Cell& newest =
       cell(job.table[static_cast<size_t>((job.num_slots - 1) / b)].value(), (job.num_slots - 1) % b, 0);
-  for (int row = 0; row < job.params.window; ++row) {
-    const int position = job.logical_len - job.params.window + row;
-    const Cell& query = rings_[static_cast<size_t>(job.query_slot * options_.window + position % options_.window)];
+  int rows = 0;
+  for (int position = job.logical_len - 1; position >= 0 && rows < options_.window; --position) {
+    if (position % options_.query_stride != 0) continue;
+    ++rows;
+    const int row = position / options_.query_stride % options_.window;
+    const Cell& query = rings_[static_cast<size_t>(job.query_slot * options_.window + row)];
     ZIPAGE_CHECK(query.position == position, "query row of position {} holds position {}", position, query.position);
     if (position == newest.position) {
       ZIPAGE_CHECK(query.text == newest.text, "query row of position {} is another text's", position);

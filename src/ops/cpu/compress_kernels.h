@@ -30,6 +30,7 @@ struct WindowKernelArgs {
   int window = 0;
   int group = 0;
   int first_row_position = 0;  // position of row 0
+  int row_stride = 1;          // positions from a row to the next
   std::byte* scratch = nullptr;
   float* out = nullptr;  // [num_slots]
 };

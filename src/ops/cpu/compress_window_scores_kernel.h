@@ -40,12 +40,12 @@ void score_all(const float* queries, int rows, const float* keys, int head_dim, 
 void hide_invisible(const WindowKernelArgs& a, int first_row, int rows, float* z, int stride) {
   for (int tile = stride / 16 - 1; tile >= 0; --tile) {
     const bool full = (tile + 1) * 16 <= a.keys.num_slots;
-    const int first_position = a.first_row_position + first_row;
+    const int first_position = a.first_row_position + first_row * a.row_stride;
     if (full && a.keys.positions[tile * 16 + 15] <= first_position) break;  // and so are all tiles before it
     const I16 used = lanes_in_use(tile, a.keys.num_slots);
     const I16 position = load(a.keys.positions + tile * 16);
     for (int row = 0; row < rows; ++row) {
-      const I16 visible = used & (position <= splat(first_position + row / a.group));
+      const I16 visible = used & (position <= splat(first_position + row / a.group * a.row_stride));
       float* cell = z + static_cast<ptrdiff_t>(row) * stride + tile * 16;
       store(cell, visible ? load(cell) : splat(kNegInf));
     }

@@ -21,8 +21,10 @@ struct Args {
   Source source;
   const bf16* ring;  // of the query slot: layer stride ring_layer, rows [window, num_heads, head_dim]
   int64_t ring_layer;
-  int num_heads, group, window, first_row_position;
-  int row_tiles, tiles_at_once;  // of kRows window rows; so many of them lie in shared memory at a time
+  int num_heads, group;
+  int window, first_row_position, row_stride;  // rows, position of row 0, positions from a row to the next
+  int ring_rows, oldest;                       // rows of the ring, and where row 0 lies in it
+  int row_tiles, tiles_at_once;                // of kRows window rows; so many of them lie in shared memory at a time
   float scale_log2;
   float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in
                    // log2
@@ -72,13 +74,13 @@ template <int kHeadDim>
 __device__ void load_queries(const Args& a, int unit, int first_tile, int last_tile, std::byte* queries) {
   constexpr int kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
   const bf16* ring = a.ring + a.source.layer(unit) * a.ring_layer + int64_t{a.source.head(unit)} * a.group * kHeadDim;
-  const int oldest = a.first_row_position % a.window;
   int line = 0;  // kRows lines a head
   for (int tile = first_tile; tile < last_tile; ++tile) {
     for (int head = 0; head < a.group; ++head, line += kRows) {
       for (int c = threadIdx.x; c < kRows * kChunks; c += kThreads) {
         const int row = tile * kRows + c / kChunks, column = c % kChunks;
-        const int ring_row = row < a.window ? (oldest + row < a.window ? oldest + row : oldest + row - a.window) : 0;
+        const int ring_row =
+            row < a.window ? (a.oldest + row < a.ring_rows ? a.oldest + row : a.oldest + row - a.ring_rows) : 0;
         const bf16* from = ring + (int64_t{ring_row} * a.num_heads + head) * kHeadDim;
         copy_async16(shared_address(queries + swizzle<kRowBytes>(line + c / kChunks, column)),
                      reinterpret_cast<const uint4*>(from) + column, row < a.window);
@@ -92,6 +94,11 @@ __device__ __forceinline__ float2 merge(float2 a, float2 b) {
   const float top = fmaxf(a.x, b.x);
   if (top == -INFINITY) return a;
   return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
+}
+
+__device__ __forceinline__ int first_row_seeing(const Args& a, int position) {
+  const int behind = position - a.first_row_position;
+  return behind <= 0 ? 0 : (behind + a.row_stride - 1) / a.row_stride;
 }
 
 template <bool kFp8, int kHeadDim, bool kSecond>
@@ -123,12 +130,13 @@ __global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
-      first_visible[m][i] = slot >= num_slots             ? INT_MAX
-                            : slot < num_slots - a.window ? 0
-                                                          : a.source.position(unit, slot) - a.first_row_position;
+      first_visible[m][i] = slot >= num_slots ? INT_MAX
+                            : slot < num_slots - a.window * a.row_stride
+                                ? 0
+                                : first_row_seeing(a, a.source.position(unit, slot));
     }
   }
-  const bool all_visible = (chunk + 1) * kChunk <= num_slots - a.window;
+  const bool all_visible = (chunk + 1) * kChunk <= num_slots - a.window * a.row_stride;
   const float scale =
       a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);  // positive, so maxima may be taken before it
   copy_wait<0>();
@@ -314,9 +322,12 @@ void window_scores(const Launch& launch, const WindowScoreParams& p) {
          .ring_layer = p.ring.num_query_slots * slot_elements,
          .num_heads = p.num_heads,
          .group = p.num_heads / g.num_kv_heads,
-         .window = p.ring.window,
-         .first_row_position = p.source.logical_len() - p.ring.window,
-         .row_tiles = ceil_div(p.ring.window, kRows),
+         .window = p.ring.num_rows(p.source.logical_len()),
+         .first_row_position = p.ring.first_position(p.source.logical_len()),
+         .row_stride = p.ring.stride,
+         .ring_rows = p.ring.window,
+         .oldest = p.ring.row(p.ring.first_position(p.source.logical_len())),
+         .row_tiles = ceil_div(p.ring.num_rows(p.source.logical_len()), kRows),
          .scale_log2 = p.scale * kLog2e,
          .stats = reinterpret_cast<float2*>(p.scratch),
          .scores = p.scores};
