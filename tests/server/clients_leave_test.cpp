@@ -6,7 +6,10 @@ namespace {
 
 class ClientsLeave : public ServerTest {
  protected:
-  ~ClientsLeave() override { brake.release(); }
+  ~ClientsLeave() override {
+    brake.release();
+    stop();
+  }
   void start_with_brake() {
     model.before_token = [this] { brake.pass(); };
     model.max_model_len = 40000;

@@ -8,12 +8,16 @@ using ::testing::HasSubstr;
 
 class Overload : public ServerTest {
  protected:
-  ~Overload() override { brake.release(); }
+  ~Overload() override {
+    brake.release();
+    stop();
+  }
   void start_with_brake() {
     model.before_token = [this] { brake.pass(); };
     start();
   }
   Brake brake;
+  std::atomic<bool> broken = false;  // the next token is a device's failure
 };
 
 const std::string kLong = HttpClient::post_text("/v1/completions", R"({"prompt":"LOOP[x]","max_tokens":500})");
@@ -69,8 +73,7 @@ TEST_F(Overload, case_27_NotReadyWhileTheEngineStandsStill) {
 }
 
 TEST_F(Overload, AStepThatThrowsFailsItsRequestsAndTheServerLives) {
-  std::atomic<bool> broken = false;
-  model.before_token = [&] {
+  model.before_token = [this] {
     brake.pass();
     if (broken) throw std::runtime_error("device lost");
   };

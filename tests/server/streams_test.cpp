@@ -1,4 +1,7 @@
 // Many streams at once: no token is lost, doubled or given to another.
+#include <atomic>
+#include <stdexcept>
+
 #include "server/server_test.h"
 #include "support/paced_engine.h"
 
@@ -7,6 +10,8 @@ namespace {
 
 class Streams : public ServerTest {
  protected:
+  ~Streams() override { stop(); }
+
   static constexpr std::string_view kLetters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
   // One token a step for every request; its letter says the step.
@@ -18,12 +23,15 @@ class Streams : public ServerTest {
     ASSERT_TRUE(text.ok());
     PacedEngine::Options options;
     options.step = step;
-    options.token = [](int64_t number) {
+    options.token = [this](int64_t number) {
+      if (broken) throw std::runtime_error("the device is gone");
       return static_cast<int32_t>(kLetters[static_cast<size_t>(number) % kLetters.size()]);
     };
     llm = make_llm(std::make_unique<PacedEngine>(std::move(options)), *std::move(text));
     ASSERT_TRUE(serving->attach(*llm).ok());
   }
+  std::atomic<bool> broken = false;  // the engine's next step ends its thread
+
   static std::string text_of(const HttpReply& reply) {
     std::string text;
     for (const std::string& event : reply.events) {
@@ -69,6 +77,27 @@ TEST_F(Streams, OneThatLeavesDisturbsNoOther) {
   }
   for (size_t i = 1; i < clients.size(); i += 2) expect_consecutive(text_of(clients[i].read_reply()), 300);
   EXPECT_TRUE(eventually([&] { return serving->num_generations() == 0 && server->num_connections() == 30; }));
+}
+
+TEST_F(Streams, case_27_WhenTheEngineHasStoppedRequestsFailAndProbesSayNo) {
+  start_paced();
+  HttpClient stream = client(), whole = client();
+  const json body = {{"messages", user("hello")}, {"max_tokens", 1 << 18}};
+  json streamed = body;
+  streamed["stream"] = true;
+  stream.send(HttpClient::post_text("/v1/chat/completions", streamed.dump()));
+  whole.send(HttpClient::post_text("/v1/chat/completions", body.dump()));
+  EXPECT_TRUE(eventually([&] { return serving->num_generations() == 2; }));
+  EXPECT_EQ(get("/health").status, 200);
+  broken = true;
+  const HttpReply ended = stream.read_reply();
+  ASSERT_GE(ended.events.size(), 2U);
+  EXPECT_THAT(ended.events[ended.events.size() - 2], testing::HasSubstr("the device is gone"));
+  EXPECT_EQ(ended.events.back(), "[DONE]");
+  EXPECT_EQ(whole.read_reply().status, 500);
+  EXPECT_EQ(get("/health").status, 503);
+  EXPECT_EQ(get("/ready").status, 503);
+  EXPECT_EQ(post("/v1/chat/completions", body).status, 503);
 }
 
 TEST_F(Streams, ASlowReaderCostsOnlyItsText) {
