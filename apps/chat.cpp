@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <functional>
 #include <iostream>
 
 #include "base/parse_value.h"
@@ -10,6 +11,7 @@
 #include "exit_code.h"
 #include "interrupt.h"
 #include "ready_request.h"
+#include "remote_chat.h"
 #include "sampling_flags.h"
 #include "start.h"
 
@@ -21,8 +23,10 @@ using nlohmann::json;
 // Writes an answer as it comes, its thought dimmed on a terminal.
 class AnswerPrinter {
  public:
-  AnswerPrinter(bool show_thinking, std::optional<ReasoningParser> reasoning)
-      : reasoning_(std::move(reasoning)), show_thinking_(show_thinking), terminal_(isatty(STDOUT_FILENO) != 0) {}
+  explicit AnswerPrinter(bool show_thinking) : show_thinking_(show_thinking), terminal_(isatty(STDOUT_FILENO) != 0) {}
+
+  // Of text that holds the thought: what divides it.
+  void split(std::optional<ReasoningParser> reasoning) { reasoning_ = std::move(reasoning); }
 
   void push(const std::string& delta) {
     print(reasoning_ ? reasoning_->push(delta) : ReasoningParser::Delta{"", delta});
@@ -30,13 +34,12 @@ class AnswerPrinter {
   void finish() {
     if (reasoning_) print(reasoning_->finish());
     if (dimmed_) fmt::print("\033[0m");
-    fmt::print("\n");
+    if (shown_) fmt::print("\n");
     std::fflush(stdout);
   }
   const std::string& content() const { return content_; }
-
- private:
   void print(const ReasoningParser::Delta& piece) {
+    shown_ = true;
     if (!piece.reasoning.empty() && show_thinking_) {
       if (terminal_ && !dimmed_) fmt::print("\033[2m");
       dimmed_ = terminal_;
@@ -58,15 +61,18 @@ class AnswerPrinter {
     std::fflush(stdout);
   }
 
+ private:
   std::optional<ReasoningParser> reasoning_;
   bool show_thinking_, terminal_;
-  bool dimmed_ = false, thought_ = false;
+  bool shown_ = false, dimmed_ = false, thought_ = false;
   std::string content_;
 };
 
 class Chat : public Command {
  public:
   void declare(Options& options) override {
+    options.add("url", "URL", "talk with the model of a running server (http://host:port), load none", &url_);
+    options.add("api-key", "KEY", "of that server", &api_key_);
     options.add("system", "TEXT", "the conversation's first message", &system_);
     options.add("hide-thinking", "print answers only", &hide_thinking_);
     add_chat_template(options, common_);
@@ -78,8 +84,22 @@ class Chat : public Command {
   int run(const Options& /*options*/) override {
     if (const Status status = check_sampling(defaults_); !status.ok()) return fail(status);
     const InterruptGuard guard;
+    if (!url_.empty()) {
+      Result<RemoteChat> remote = RemoteChat::open(url_, common_.config.model, api_key_);
+      if (!remote.ok()) return fail(remote.status());
+      return converse(
+          [&](const json& fields, AnswerPrinter& printer) { return answer_from(*remote, fields, printer); });
+    }
     Result<std::unique_ptr<LLM>> llm = start_llm(common_);
     if (!llm.ok()) return fail(llm.status());
+    return converse([&](const json& fields, AnswerPrinter& printer) { return answer_from(**llm, fields, printer); });
+  }
+
+ private:
+  // Prints an answer to `fields`, as far as it comes.
+  using Answerer = std::function<Status(const json& fields, AnswerPrinter& printer)>;
+
+  int converse(const Answerer& answerer) {
     const bool terminal = isatty(STDIN_FILENO) != 0;
     if (terminal) fmt::print(stderr, "Ctrl-C stops an answer, /clear forgets the conversation, Ctrl-D ends.\n");
     forget();
@@ -99,48 +119,58 @@ class Chat : public Command {
         forget();
         continue;
       }
-      answer(**llm, line);
+      answer(answerer, line);
     }
     if (terminal) fmt::print(stderr, "\n");
     return failed_ ? kExitSomeFailed : kExitOk;
   }
 
- private:
   void forget() {
     messages_ = json::array();
     if (!system_.empty()) messages_.push_back({{"role", "system"}, {"content", system_}});
   }
 
-  void answer(LLM& llm, const std::string& question) {
+  static Status answer_from(LLM& llm, const json& fields, AnswerPrinter& printer) {
+    ZIPAGE_ASSIGN_OR_RETURN(ReadyRequest ready, ready_request(llm, request_context(llm), fields));
+    printer.split(std::move(ready.reasoning));
+    Status status;
+    Progress no_progress("", 1, true);
+    Batch batch;
+    batch.size = 1;
+    batch.make = [&](size_t /*index*/) { return std::move(ready.request); };
+    batch.delta = [&](size_t /*index*/, const std::string& delta) { printer.push(delta); };
+    batch.done = [&](size_t /*index*/, BatchResult&& result) { status = result.error; };
+    run_batch(llm, batch, no_progress);
+    return status;
+  }
+
+  static Status answer_from(const RemoteChat& chat, const json& fields, AnswerPrinter& printer) {
+    return chat.answer(fields, [&](std::string_view reasoning, std::string_view content) {
+      printer.print({std::string(reasoning), std::string(content)});
+    });
+  }
+
+  void answer(const Answerer& answerer, const std::string& question) {
     messages_.push_back({{"role", "user"}, {"content", question}});
     json fields = defaults_;
     fields["messages"] = messages_;
-    Result<ReadyRequest> ready = ready_request(llm, request_context(llm), fields);
-    Status status = ready.status();
+    AnswerPrinter printer(!hide_thinking_);
+    const Status status = answerer(fields, printer);
+    InterruptGuard::clear();
+    printer.finish();
     if (status.ok()) {
-      AnswerPrinter printer(!hide_thinking_, std::move(ready->reasoning));
-      Progress no_progress("", 1, true);
-      Batch batch;
-      batch.size = 1;
-      batch.make = [&](size_t /*index*/) { return std::move(ready->request); };
-      batch.delta = [&](size_t /*index*/, const std::string& delta) { printer.push(delta); };
-      batch.done = [&](size_t /*index*/, BatchResult&& result) { status = result.error; };
-      run_batch(llm, batch, no_progress);
-      InterruptGuard::clear();
-      printer.finish();
       messages_.push_back({{"role", "assistant"}, {"content", printer.content()}});
+      return;
     }
-    if (status.ok()) return;
     // The question that could not be answered is forgotten, so that the next one has a chance.
     failed_ = true;
     fmt::print(stderr, "zipage: {}\n", status.message());
-    while (!messages_.empty() && messages_.back()["role"] != "user") messages_.erase(messages_.size() - 1);
-    if (!messages_.empty()) messages_.erase(messages_.size() - 1);
+    messages_.erase(messages_.size() - 1);
   }
 
   CommonFlags common_;
   json defaults_, messages_;
-  std::string system_;
+  std::string system_, url_, api_key_;
   bool hide_thinking_ = false;
   bool failed_ = false;
 };

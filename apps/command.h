@@ -35,6 +35,9 @@ CommandInfo demo_command();
 CommandInfo chat_command();
 CommandInfo eval_command();
 CommandInfo bench_throughput_command();
+CommandInfo bench_serve_command();
+CommandInfo bench_latency_command();
+CommandInfo run_batch_command();
 CommandInfo completion_command();
 
 }  // namespace zipage::apps

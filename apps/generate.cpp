@@ -220,11 +220,12 @@ class Generate : public Command {
   }
 
   Result<TextRequest> make_request(LLM& llm, const RequestContext& context, Line& line) const {
-    ZIPAGE_ASSIGN_OR_RETURN(const json body, parse_json_object(std::exchange(line.text, {})));
+    const std::string text = std::exchange(line.text, {});
+    ZIPAGE_ASSIGN_OR_RETURN(const json body, parse_json_object(text));
     if (const auto id = body.find("id"); id != body.end() && !id->is_null()) line.id = *id;
     json fields = defaults_;
     fields.update(body);
-    ZIPAGE_ASSIGN_OR_RETURN(ReadyRequest ready, ready_request(llm, context, fields));
+    ZIPAGE_ASSIGN_OR_RETURN(ReadyRequest ready, ready_request(llm, context, fields, text));
     line.reasoning = std::move(ready.reasoning);
     line.echo = std::move(ready.echo);
     return std::move(ready.request);

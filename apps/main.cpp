@@ -11,9 +11,17 @@
 namespace zipage::apps {
 
 std::span<const CommandInfo> commands() {
-  static const CommandInfo kCommands[] = {
-      serve_command(), generate_command(),         chat_command(),      inspect_command(), demo_command(),
-      eval_command(),  bench_throughput_command(), completion_command()};
+  static const CommandInfo kCommands[] = {serve_command(),
+                                          generate_command(),
+                                          chat_command(),
+                                          inspect_command(),
+                                          demo_command(),
+                                          eval_command(),
+                                          bench_throughput_command(),
+                                          bench_serve_command(),
+                                          bench_latency_command(),
+                                          run_batch_command(),
+                                          completion_command()};
   return kCommands;
 }
 

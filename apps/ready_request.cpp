@@ -17,8 +17,9 @@ RequestContext request_context(LLM& llm) {
   return context;
 }
 
-Result<ReadyRequest> ready_request(LLM& llm, const RequestContext& context, const nlohmann::json& fields) {
-  ZIPAGE_ASSIGN_OR_RETURN(ParsedRequest parsed, parse_request(fields, RequestKind::kLine, context));
+Result<ReadyRequest> ready_request(LLM& llm, const RequestContext& context, const nlohmann::json& fields,
+                                   std::string_view text) {
+  ZIPAGE_ASSIGN_OR_RETURN(ParsedRequest parsed, parse_request(fields, RequestKind::kLine, context, text));
   if (parsed.n != 1) return invalid_argument("n must be 1: write the line n times instead").with_param("n");
   ReadyRequest ready;
   ready.request = std::move(parsed.requests.front());
@@ -27,6 +28,7 @@ Result<ReadyRequest> ready_request(LLM& llm, const RequestContext& context, cons
   const std::string prompt = request.prompt.value_or("");
   ZIPAGE_RETURN_IF_ERROR(truncate_prompt(llm, parsed, request));
   if (chat) {
+    request.reasoning_parser = "auto";
     ZIPAGE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, llm.tokenize(request));
     const std::string source = llm.chat_template() == nullptr ? "" : llm.chat_template()->source();
     ZIPAGE_ASSIGN_OR_RETURN(const auto format, reasoning_format("auto", llm.tokenizer(), source));

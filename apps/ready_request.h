@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "text/reasoning_parser.h"
 #include "text/request_json.h"
@@ -21,7 +22,8 @@ struct ReadyRequest {
   std::string echo;                          // the prompt's text where the line asks for it
 };
 
-// fields: one of prompt, prompt_token_ids and messages, and any request field.
-Result<ReadyRequest> ready_request(LLM& llm, const RequestContext& context, const nlohmann::json& fields);
+// fields: one of prompt, prompt_token_ids and messages, and any request field. `text`: as of parse_request().
+Result<ReadyRequest> ready_request(LLM& llm, const RequestContext& context, const nlohmann::json& fields,
+                                   std::string_view text = {});
 
 }  // namespace zipage::apps

@@ -16,10 +16,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/task_threads.h"
 #include "grammar/allocation_limit.h"
 #include "grammar/grammar_constraint.h"
 #include "grammar/grammar_source.h"
-#include "grammar/mask_worker.h"
 #include "grammar/xgrammar_log.h"
 
 namespace zipage {
@@ -28,6 +28,8 @@ namespace {
 // XGrammar's parsers recurse; this depth fits its thread's stack many times over.
 constexpr int kMaxRecursion = 2'000;
 constexpr size_t kStackBytes = size_t{64} << 20;
+// A weak model may write line breaks for ever where it may; deep indentation has room.
+constexpr int kMaxWhitespace = 24;
 constexpr int kMaskThreads = 2;
 constexpr int kVocabularySizeLimit = 1 << 24;
 
@@ -55,7 +57,7 @@ void on_deep_stack(Work work) {
 
 class Compiled final : public CompiledGrammar {
  public:
-  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<MaskWorkers> workers)
+  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<TaskThreads> workers)
       : grammar_(std::move(grammar)), workers_(std::move(workers)), bytes_(grammar_.MemorySizeBytes()) {}
 
   size_t bytes() const override { return bytes_; }
@@ -73,20 +75,26 @@ class Compiled final : public CompiledGrammar {
 
  private:
   xgrammar::CompiledGrammar grammar_;
-  std::shared_ptr<MaskWorkers> workers_;
+  std::shared_ptr<TaskThreads> workers_;
   size_t bytes_;
 };
 
 using Outcome = Result<std::shared_ptr<const CompiledGrammar>>;
 using Key = std::tuple<StructuredOutput::Kind, std::string, bool>;
 
+xgrammar::CompiledGrammar compile_schema(xgrammar::GrammarCompiler& compiler, const std::string& schema,
+                                         bool any_whitespace) {
+  const std::optional<int> most = any_whitespace ? std::optional(kMaxWhitespace) : std::nullopt;
+  return compiler.CompileJSONSchema(schema, any_whitespace, std::nullopt, std::nullopt, true, most);
+}
+
 xgrammar::CompiledGrammar compile_with(xgrammar::GrammarCompiler& compiler, const StructuredOutput& what) {
   using Kind = StructuredOutput::Kind;
   switch (what.kind) {
     case Kind::kJsonObject:
-      return compiler.CompileJSONSchema(R"({"type": "object"})", what.any_whitespace);
+      return compile_schema(compiler, R"({"type": "object"})", what.any_whitespace);
     case Kind::kJsonSchema:
-      return compiler.CompileJSONSchema(what.source, what.any_whitespace);
+      return compile_schema(compiler, what.source, what.any_whitespace);
     case Kind::kRegex:
       return compiler.CompileRegex(what.source);
     case Kind::kGrammar:
@@ -181,7 +189,7 @@ class GrammarCompiler::Impl {
       xgrammar::SetMaxRecursionDepth(kMaxRecursion);
       info_.emplace(vocabulary.tokens, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.tokens.size()),
                     vocabulary.stop_token_ids, false);
-      workers_ = std::make_shared<MaskWorkers>(kMaskThreads);
+      workers_ = std::make_shared<TaskThreads>(kMaskThreads);
     });
     return *info_;
   }
@@ -213,7 +221,7 @@ class GrammarCompiler::Impl {
   const GrammarLimits limits_;
   std::once_flag vocabulary_once_;
   std::optional<xgrammar::TokenizerInfo> info_;
-  std::shared_ptr<MaskWorkers> workers_;
+  std::shared_ptr<TaskThreads> workers_;
 
   mutable std::mutex mutex_;
   std::condition_variable free_;

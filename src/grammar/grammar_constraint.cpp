@@ -21,7 +21,7 @@ void set_bit(uint32_t* mask, int32_t token) {
 }  // namespace
 
 GrammarMatch::GrammarMatch(const xgrammar::CompiledGrammar& grammar, std::vector<int32_t> stop_ids, int vocab,
-                           std::shared_ptr<MaskWorkers> workers)
+                           std::shared_ptr<TaskThreads> workers)
     : stop_ids_(std::move(stop_ids)),
       vocab_(vocab),
       workers_(std::move(workers)),

@@ -11,15 +11,15 @@
 #include <mutex>
 #include <vector>
 
+#include "base/task_threads.h"
 #include "grammar/grammar.h"
-#include "grammar/mask_worker.h"
 
 namespace zipage {
 
 class GrammarMatch : public std::enable_shared_from_this<GrammarMatch> {
  public:
   GrammarMatch(const xgrammar::CompiledGrammar& grammar, std::vector<int32_t> stop_ids, int vocab,
-               std::shared_ptr<MaskWorkers> workers);
+               std::shared_ptr<TaskThreads> workers);
 
   void accept(int32_t token);
   // Makes the mask in the background, when it is not there yet.
@@ -38,7 +38,7 @@ class GrammarMatch : public std::enable_shared_from_this<GrammarMatch> {
 
   const std::vector<int32_t> stop_ids_;
   const int vocab_;
-  const std::shared_ptr<MaskWorkers> workers_;
+  const std::shared_ptr<TaskThreads> workers_;
   std::mutex mutex_;
   std::condition_variable idle_;
   State state_ = State::kIdle;    // guarded by mutex_

@@ -1,17 +1,16 @@
 // /v1/completions and /v1/chat/completions: a body becomes a Generation, its deltas an answer.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <utility>
 
 #include "server/answer_format.h"
 #include "server/generation.h"
 #include "server/router.h"
 #include "server/serving.h"
+#include "server/tool_answers.h"
 #include "text/json_fields.h"
 
 namespace zipage {
@@ -22,11 +21,6 @@ using nlohmann::json;
 // A stream whose client has more than this to take gets one chunk for many tokens.
 constexpr size_t kMergeBacklog = 32 * 1024;
 constexpr int kMaxChoices = 4096;
-
-std::string random_id() {
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  return fmt::format("{:016x}{:016x}", random(), random());
-}
 
 // Keeps deltas until the end.
 class WholeAnswer {
@@ -186,24 +180,6 @@ Result<AnswerOptions> answer_options(const Serving& serving, const json& body, b
   return options;
 }
 
-// An answer that must be tool calls is held to their grammar; one that may be is searched for them.
-void use_tools(ToolFormat format, ParsedRequest& parsed, Generation::Options& options) {
-  const ToolUse& use = parsed.tool_use;
-  if (use.choice == ToolUse::Choice::kNone || use.tools.empty()) return;
-  options.tool_parser = [format] {
-    return make_tool_parser(format, [] { return fmt::format("call_{}", random_id().substr(0, 24)); });
-  };
-  const bool strict = std::any_of(use.tools.begin(), use.tools.end(), [](const Tool& tool) { return tool.strict; });
-  TextRequest& request = parsed.requests.front();
-  if (use.choice != ToolUse::Choice::kAuto) {
-    request.structured_output = tool_call_grammar(format, use.tools, use.several);
-    request.structured_field = "tool_choice";
-  } else if (strict && format == ToolFormat::kHermes) {
-    request.structured_output = optional_tool_call_grammar(use.tools, use.several);
-    request.structured_field = "tools";
-  }
-}
-
 Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
   const HttpRequest& request = exchange->request();
   ZIPAGE_RETURN_IF_ERROR(serving.available());
@@ -221,7 +197,7 @@ Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
   parsed.include_usage |= serving.options().force_include_usage;
 
   const std::string_view given = request.header("x-request-id");
-  const std::string base = !given.empty() ? std::string(given) : !parsed.id.empty() ? parsed.id : random_id();
+  const std::string base = !given.empty() ? std::string(given) : !parsed.id.empty() ? parsed.id : random_id("");
   options.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", base);
   options.model = parsed.model.empty() ? serving.model_names().front() : parsed.model;
   options.created = std::time(nullptr);
@@ -231,14 +207,12 @@ Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
   Generation::Options split;
   split.chat = chat;
   split.split_reasoning = chat && serving.reasoning().has_value();
-  if (parsed.tool_use.choice == ToolUse::Choice::kAuto && !serving.options().auto_tool_choice) parsed.tool_use = {};
-  if (chat) use_tools(serving.tools(), parsed, split);
-  ZIPAGE_ASSIGN_OR_RETURN(const auto generation,
-                          Generation::prepare(serving, std::move(parsed), options.id, std::move(split)));
-  AnswerFormat format(std::move(options), *generation, serving.llm()->tokenizer());
-  exchange->post([exchange, generation, format = std::move(format), headers = std::move(headers)]() mutable {
-    start_answer(exchange, generation, std::move(format), std::move(headers));
-  });
+  if (chat) use_tools(serving, parsed, split);
+  prepare_generation(serving, exchange, std::move(parsed), options.id, std::move(split),
+                     [exchange, options, headers, &serving](const std::shared_ptr<Generation>& generation) {
+                       AnswerFormat format(options, *generation, serving.llm()->tokenizer());
+                       start_answer(exchange, generation, std::move(format), headers);
+                     });
   return {};
 }
 

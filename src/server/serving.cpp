@@ -104,6 +104,8 @@ std::string Serving::next_engine_id(const std::string& id) {
 void add_routes(Router& router, Serving& serving) {
   add_basic_routes(router, serving);
   add_completion_routes(router, serving);
+  add_response_routes(router, serving);
+  add_openapi_routes(router, serving);
 }
 
 }  // namespace zipage

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/task_threads.h"
 #include "text/reasoning_parser.h"
 #include "text/request_json.h"
 #include "text/tool_parser.h"
@@ -54,6 +55,8 @@ class Serving {
   const std::optional<ReasoningFormat>& reasoning() const { return reasoning_; }
   ToolFormat tools() const { return tools_; }
   RequestContext request_context(RequestKind kind) const;
+  // For grammars, which may take seconds to compile: the pool for text work stays free for others.
+  TaskThreads& grammar_threads() { return grammar_threads_; }
 
   int64_t created() const { return created_; }  // seconds since 1970
   const std::vector<std::string>& model_names() const { return options_.model_names; }
@@ -79,6 +82,7 @@ class Serving {
   std::atomic<LLM*> llm_{nullptr};
   std::optional<ReasoningFormat> reasoning_;
   ToolFormat tools_ = ToolFormat::kHermes;
+  TaskThreads grammar_threads_{2};
   std::unique_ptr<Metrics> metrics_;
   std::atomic<uint64_t> next_serial_{0};
   mutable std::mutex mutex_;
@@ -90,6 +94,8 @@ class Serving {
 // Every endpoint. The serving must outlive the router.
 void add_routes(Router& router, Serving& serving);
 void add_basic_routes(Router& router, Serving& serving);       // health, models, tokenize, ...
+void add_response_routes(Router& router, Serving& serving);    // /v1/responses
+void add_openapi_routes(Router& router, Serving& serving);     // /openapi.json, /docs
 void add_completion_routes(Router& router, Serving& serving);  // /v1/completions, /v1/chat/completions
 
 }  // namespace zipage

@@ -17,6 +17,9 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kCallBegin = "<tool_call>", kCallEnd = "</tool_call>", kPythonTag = "<|python_tag|>";
 
+// Between the JSON tokens of a call that a grammar enforces.
+constexpr int kMaxWhitespace = 8;
+
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
@@ -270,6 +273,7 @@ ordered_json call_tag(ToolFormat format, const Tool& tool) {
   tag["content"]["type"] = "json_schema";
   tag["content"]["json_schema"] =
       tool.parameters.empty() ? ordered_json{{"type", "object"}} : ordered_json::parse(tool.parameters);
+  tag["content"]["max_whitespace_cnt"] = kMaxWhitespace;
   tag["end"] = hermes ? "}\n</tool_call>" : "}";
   return tag;
 }

@@ -10,7 +10,8 @@ class Help(Cli):
     def test_help_lists_every_command_and_the_exit_codes(self):
         result = self.zipage("--help")
         self.assertEqual(result.returncode, 0)
-        for word in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput", "130"):
+        for word in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput", "bench-serve",
+                        "bench-latency", "run-batch", "130"):
             self.assertIn(word, result.stdout)
 
     def test_no_command_is_wrong_usage_and_says_what_there_is(self):
@@ -24,7 +25,8 @@ class Help(Cli):
         self.assertEqual(self.zipage("--version").stdout, f"zipage {version}\n")
 
     def test_help_of_a_command_is_grouped_and_fits_80_columns(self):
-        for command in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput"):
+        for command in ("generate", "inspect", "demo", "chat", "completion", "eval", "bench-throughput", "bench-serve",
+                        "bench-latency", "run-batch"):
             result = self.zipage(command, "--help")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertLessEqual(max(map(len, result.stdout.splitlines())), 80, command)

@@ -1,4 +1,4 @@
-#include "grammar/mask_worker.h"
+#include "base/task_threads.h"
 
 #include <condition_variable>
 #include <deque>
@@ -7,7 +7,7 @@
 
 namespace zipage {
 
-struct MaskWorkers::Queue {
+struct TaskThreads::Queue {
   std::mutex mutex;
   std::condition_variable ready;
   std::deque<std::function<void()>> jobs;  // guarded by mutex
@@ -28,11 +28,11 @@ struct MaskWorkers::Queue {
   }
 };
 
-MaskWorkers::MaskWorkers(int threads) : queue_(std::make_shared<Queue>()) {
+TaskThreads::TaskThreads(int threads) : queue_(std::make_shared<Queue>()) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([queue = queue_] { queue->run(); });
 }
 
-MaskWorkers::~MaskWorkers() {
+TaskThreads::~TaskThreads() {
   std::deque<std::function<void()>> dropped;
   {
     const std::lock_guard lock(queue_->mutex);
@@ -50,7 +50,7 @@ MaskWorkers::~MaskWorkers() {
   }
 }
 
-void MaskWorkers::post(std::function<void()> job) {
+void TaskThreads::post(std::function<void()> job) {
   {
     const std::lock_guard lock(queue_->mutex);
     queue_->jobs.push_back(std::move(job));
