@@ -36,8 +36,7 @@ std::vector<int> choose_graph_sizes(const EngineConfig& config, const BackendInf
     sizes.push_back(most);
   }
   std::ranges::sort(sizes);
-  const auto repeated = std::ranges::unique(sizes);
-  sizes.erase(repeated.begin(), repeated.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   return sizes;
 }
 
