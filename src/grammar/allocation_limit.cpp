@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <ctime>
+#include <new>
 
 namespace zipage {
 namespace {
@@ -58,9 +59,13 @@ AllocationLimit::~AllocationLimit() {
 
 }  // namespace zipage
 
-// The program's allocator: malloc, and the limit of a thread that has one. The array and the sized forms end up here.
+// The program's allocator: malloc, and the limit of a thread that has one. The array and the sized forms end up here;
+// the form that does not throw has to be given as well, lest a sanitizer's own meets this file's operator delete.
 void* operator new(size_t size) {
   return zipage::allocate(size);
+}
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return std::malloc(size == 0 ? 1 : size);
 }
 void operator delete(void* memory) noexcept {
   zipage::release(memory);
