@@ -3,7 +3,9 @@
 // Thread-safety: the engine's thread.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -23,29 +25,17 @@ class RecordingRunner final : public ModelRunner {
       : runner_(std::move(runner)), snapshots_(snapshots) {}
 
   const MemoryPlan& plan() const override { return runner_->plan(); }
-  void forward(const StepBatch& batch) override { runner_->forward(batch); }
-  SampledTokens sample(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) override {
-    return runner_->sample(batch, sampling, top_logprobs);
+  void launch(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) override {
+    runner_->launch(batch, sampling, top_logprobs);
   }
-  CompressionJob compression_job(const Sequence& sequence, const CompressionPlan& plan) const override {
-    return runner_->compression_job(sequence, plan);
-  }
-  void compress(const CompressionJob& job, bool in_lane) override {
-    runner_->compress(job, in_lane);
-    const KvGeometry& shape = job.kv.geometry;
-    Snapshot snapshot{.length = job.logical_len, .kept = {}};
-    for (int layer = 0; layer < shape.num_layers; ++layer) {
-      for (int head = 0; head < shape.num_kv_heads; ++head) {
-        std::vector<int>& kept = snapshot.kept.emplace_back();
-        for (int slot = 0; slot < job.params.budget; ++slot) {
-          const size_t block = to_size(job.targets[to_size(slot / shape.block_size)].value());
-          const size_t row = (to_size(layer) * to_size(shape.num_blocks) + block) * to_size(shape.num_kv_heads);
-          kept.push_back(
-              job.kv.positions[(row + to_size(head)) * to_size(shape.block_size) + to_size(slot % shape.block_size)]);
-        }
-      }
-    }
-    snapshots_->push_back(std::move(snapshot));
+  SampledTokens collect() override { return runner_->collect(); }
+  void abandon() override { runner_->abandon(); }
+  std::function<void()> compression(const Sequence& sequence, const CompressionPlan& plan, bool in_lane) override {
+    return [this, compress = runner_->compression(sequence, plan, in_lane), targets = plan.targets,
+            length = sequence.num_computed, budget = sequence.compression.budget] {
+      compress();
+      snapshots_->push_back(snapshot(targets, length, budget));
+    };
   }
   void swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) override {
     runner_->swap_blocks(blocks, host_blocks, to_host);
@@ -56,6 +46,24 @@ class RecordingRunner final : public ModelRunner {
   int64_t swap_bytes_per_block() const override { return runner_->swap_bytes_per_block(); }
 
  private:
+  Snapshot snapshot(std::span<const BlockId> blocks, int length, int budget) const {
+    const KvPool& kv = runner_->kv();
+    const KvGeometry& shape = kv.geometry;
+    Snapshot snapshot{.length = length, .kept = {}};
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        std::vector<int>& kept = snapshot.kept.emplace_back();
+        for (int slot = 0; slot < budget; ++slot) {
+          const size_t block = to_size(blocks[to_size(slot / shape.block_size)].value());
+          const size_t row = (to_size(layer) * to_size(shape.num_blocks) + block) * to_size(shape.num_kv_heads);
+          kept.push_back(
+              kv.positions[(row + to_size(head)) * to_size(shape.block_size) + to_size(slot % shape.block_size)]);
+        }
+      }
+    }
+    return snapshot;
+  }
+
   template <typename Integer>
   static size_t to_size(Integer value) {
     return static_cast<size_t>(value);
