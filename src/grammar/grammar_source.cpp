@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/json_nesting.h"
+
 namespace zipage {
 namespace {
 
@@ -15,28 +17,8 @@ using nlohmann::json;
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxChoices = 10'000;
 
-// Nesting of JSON text, without parsing it: parsers recurse.
-int depth_of(const std::string& text) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      in_string = c != '"';
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
 Result<json> parse(const std::string& text, const char* what) {
-  if (depth_of(text) > kMaxDepth) {
+  if (json_nesting(text) > kMaxDepth) {
     return invalid_argument(fmt::format("the {} is nested deeper than {} levels", what, kMaxDepth));
   }
   json value = json::parse(text, nullptr, false);

@@ -6,30 +6,12 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/json_nesting.h"
+
 namespace zipage {
 namespace {
 
 using nlohmann::json;
-
-// How deep arrays and objects nest. Looks at bytes only, so that hostile text meets no recursion.
-int nesting(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
-}
 
 bool is_whole(const json& value) {
   return value.is_number_integer();
@@ -63,7 +45,7 @@ std::string excerpt(const json& value) {
 }
 
 Result<json> parse_json_object(std::string_view text) {
-  if (nesting(text) > kMaxJsonDepth) {
+  if (json_nesting(text) > kMaxJsonDepth) {
     return invalid_argument(fmt::format("the JSON nests deeper than {} levels", kMaxJsonDepth));
   }
   try {
