@@ -82,6 +82,8 @@ class Serve : public Command {
     options.add("allow-credentials", "such pages may send cookies", &http_.gate.allow_credentials);
     options.add("max-connections", "N", "open connections, 0 = no limit of its own", &http_.max_connections, 0);
     add_bytes(options, "max-body-bytes", "bytes of a request's body", &http_.limits.body_bytes);
+    add_bytes(options, "max-total-body-bytes", "bytes of the bodies of all open requests",
+              &http_.limits.total_body_bytes);
     add_bytes(options, "max-header-bytes", "bytes of a request's header", &http_.limits.header_bytes);
     options.add("request-timeout", "SECONDS", "for a request to arrive whole", &request_timeout_, 1);
     options.add("keep-alive-timeout", "SECONDS", "a connection may stay idle", &keep_alive_timeout_, 1);

@@ -1,10 +1,12 @@
 // Many streams at once through the server, over an engine that only keeps time: what the server adds to a token's way,
 // and what an open stream costs.
 //
-//   bench_server_streams [STREAMS [TOKENS_PER_SECOND [SECONDS]]]        (2000 50000 20)
+//   bench_server_streams [STREAMS [TOKENS_PER_SECOND [SECONDS [SHARE]]]]        (2000 50000 20 8)
 //
 // The server runs in a process of its own. Each token's text says in which step it was made; the client knows when
-// that was from memory that both share.
+// that was from memory that both share. One stream of SHARE is read as its tokens come, and measured. The others are
+// read once a second, since real clients' work is done elsewhere and here it takes the server's processors: 1 measures
+// all. Every token of every stream is checked to be the next one.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -17,6 +19,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -25,6 +28,8 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
@@ -117,81 +122,155 @@ int open_stream(int port, int max_tokens) {
 
 struct Load {
   int num_streams, tokens_per_second, seconds;
+  int measured_share;  // one stream of so many
 };
+
+// One stream as its client reads it.
+class StreamReader {
+ public:
+  explicit StreamReader(int fd) : fd_(fd) {}
+
+  int fd() const { return fd_; }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t num_chunks() const { return num_chunks_; }
+
+  // Reads what has come and calls `token` with each new token's letter. False: the stream has ended, or a token was
+  // lost, doubled or another's.
+  template <typename Token>
+  bool read(std::vector<char>& bytes, Token token) {
+    const ssize_t size = recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (size <= 0) return size < 0 && errno == EAGAIN;
+    std::string_view text(bytes.data(), static_cast<size_t>(size));
+    if (!rest_.empty()) text = rest_.append(text);
+    constexpr std::string_view kContent = R"("content":")";
+    size_t line = 0;
+    for (size_t end = 0; (end = text.find('\n', line)) != std::string_view::npos; line = end + 1) {
+      size_t at = text.find(kContent, line);
+      if (at > end) continue;
+      ++num_chunks_;
+      for (at += kContent.size(); text[at] != '"'; ++at) {
+        const size_t letter = kLetters.find(text[at]);
+        if (num_tokens_++ > 0 && letter != (last_ + 1) % kLetters.size()) return false;
+        last_ = letter;
+        token(letter);
+      }
+    }
+    rest_ = std::string(text.substr(line));
+    return true;
+  }
+
+ private:
+  int fd_;
+  std::string rest_;  // of a line that has not ended
+  size_t last_ = 0;
+  int64_t num_tokens_ = 0, num_chunks_ = 0;
+};
+
+struct Measured {
+  std::vector<float> delays;  // milliseconds
+  double bytes_before = 0, bytes_early = 0, bytes_late = 0;
+  double cpu_seconds = 0;
+  int64_t num_tokens = 0, num_chunks = 0;
+};
+
+void print(const Load& load, Measured& result) {
+  std::vector<float>& delays = result.delays;
+  std::sort(delays.begin(), delays.end());
+  const auto at = [&](double q) { return delays[static_cast<size_t>(q * static_cast<double>(delays.size() - 1))]; };
+  const auto tokens = static_cast<double>(result.num_tokens);
+  const auto per_stream = [&](double bytes) { return (bytes - result.bytes_before) / load.num_streams; };
+  fmt::print(
+      R"({{"streams":{},"tokens_per_second":{:.0f},"tokens_per_chunk":{:.3f},"measured_tokens":{},"delay_ms_p50":{:.2f},)"
+      R"("delay_ms_p90":{:.2f},"delay_ms_p99":{:.2f},"delay_ms_max":{:.2f},"server_cpu_us_per_token":{:.1f},)"
+      R"("bytes_per_stream":{:.0f},"bytes_per_stream_late":{:.0f}}})"
+      "\n",
+      load.num_streams, tokens / load.seconds, tokens / static_cast<double>(result.num_chunks), delays.size(), at(.5),
+      at(.9), at(.99), delays.back(), result.cpu_seconds * 1e6 / tokens, per_stream(result.bytes_early),
+      per_stream(result.bytes_late));
+}
 
 int measure(Shared* shared, pid_t server, const Load& load) {
   while (shared->port == 0) {
     if (waitpid(server, nullptr, WNOHANG) != 0) return 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  const double before = rss_bytes(server);
+  Measured result;
+  result.bytes_before = rss_bytes(server);
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
-  std::vector<int> sockets;
+  std::vector<StreamReader> streams;
+  std::vector<size_t> unmeasured;
   for (int i = 0; i < load.num_streams; ++i) {
     const int fd = open_stream(shared->port, 1 << 18);
     if (fd < 0) {
       fmt::print(stderr, "stream {} could not be opened\n", i);
       return 1;
     }
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    const size_t index = streams.size();
+    streams.emplace_back(fd);
+    if (i % load.measured_share != 0) {
+      unmeasured.push_back(index);
+      continue;
+    }
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = index}};
     epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
-    sockets.push_back(fd);
   }
 
-  std::vector<float> delays;
-  delays.reserve(static_cast<size_t>(load.tokens_per_second) * static_cast<size_t>(load.seconds));
+  result.delays.reserve(static_cast<size_t>(load.tokens_per_second) * static_cast<size_t>(load.seconds));
   std::vector<epoll_event> events(static_cast<size_t>(load.num_streams));
   std::vector<char> bytes(1 << 16);
-  const Clock::time_point measure_from = Clock::now() + std::chrono::seconds(3);
+  const Clock::time_point begin = Clock::now(), measure_from = begin + std::chrono::seconds(3);
   const Clock::time_point end = measure_from + std::chrono::seconds(load.seconds);
-  double peak = 0, cpu = 0;
-  int64_t num_chunks = 0;
-  while (Clock::now() < end) {
-    const int count = epoll_wait(epoll, events.data(), static_cast<int>(events.size()), 100);
+  size_t num_drained = 0;
+  bool measuring = false;
+  const auto counts = [&] {
+    std::pair<int64_t, int64_t> sum{0, 0};
+    for (const StreamReader& stream : streams) sum.first += stream.num_tokens(), sum.second += stream.num_chunks();
+    return sum;
+  };
+  std::pair<int64_t, int64_t> counted_before;
+  while (true) {
+    const Clock::time_point now = Clock::now();
+    if (now >= end) break;
+    if (!measuring && now >= measure_from) {
+      measuring = true;
+      counted_before = counts();
+      result.bytes_early = rss_bytes(server);
+      result.cpu_seconds = -cpu_seconds(server);
+    }
+    const int count = epoll_wait(epoll, events.data(), static_cast<int>(events.size()), 5);
     for (int i = 0; i < count; ++i) {
-      const ssize_t size = recv(events[static_cast<size_t>(i)].data.fd, bytes.data(), bytes.size(), 0);
-      if (size <= 0) {
-        fmt::print(stderr, "a stream has ended\n");
+      StreamReader& stream = streams[events[static_cast<size_t>(i)].data.u64];
+      const auto arrived = [&](size_t letter) {
+        if (measuring) result.delays.push_back(static_cast<float>(now_ns() - shared->made_at[letter]) * 1e-6F);
+      };
+      if (!stream.read(bytes, arrived)) {
+        fmt::print(stderr, "a stream has ended, or a token is not the next one\n");
         return 1;
       }
-      const Clock::time_point now = Clock::now();
-      if (now < measure_from) continue;
-      const int64_t at = now_ns();
-      const std::string_view text(bytes.data(), static_cast<size_t>(size));
-      constexpr std::string_view kContent = R"("content":")";
-      for (size_t found = 0; (found = text.find(kContent, found)) != std::string_view::npos;) {
-        found += kContent.size();
-        ++num_chunks;
-        for (; found < text.size() && text[found] != '"'; ++found) {
-          const int64_t made = shared->made_at[kLetters.find(text[found])];
-          delays.push_back(static_cast<float>(at - made) * 1e-6F);
-        }
-      }
     }
-    if (Clock::now() > measure_from && peak == 0) {
-      peak = rss_bytes(server);
-      cpu = cpu_seconds(server);
+    // The others' turn comes once a second.
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const auto due = static_cast<size_t>(seconds * static_cast<double>(unmeasured.size()));
+    for (; num_drained < due; ++num_drained) {
+      if (streams[unmeasured[num_drained % unmeasured.size()]].read(bytes, [](size_t) {})) continue;
+      fmt::print(stderr, "a stream has ended, or a token is not the next one\n");
+      return 1;
     }
   }
-  const double late = rss_bytes(server);
-  cpu = cpu_seconds(server) - cpu;
-  for (const int fd : sockets) close(fd);
-  if (delays.empty()) return 1;
-  std::sort(delays.begin(), delays.end());
-  const auto at = [&](double q) { return delays[static_cast<size_t>(q * static_cast<double>(delays.size() - 1))]; };
-  fmt::print(
-      R"({{"streams":{},"tokens_per_second":{:.0f},"tokens_per_chunk":{:.3f},"delay_ms_p50":{:.2f},"delay_ms_p90":{:.2f},"delay_ms_p99":{:.2f},"delay_ms_max":{:.2f},"server_cpu_us_per_token":{:.1f},"bytes_per_stream":{:.0f},"bytes_per_stream_late":{:.0f}}})"
-      "\n",
-      load.num_streams, static_cast<double>(delays.size()) / load.seconds,
-      static_cast<double>(delays.size()) / static_cast<double>(num_chunks), at(.5), at(.9), at(.99), delays.back(),
-      cpu * 1e6 / static_cast<double>(delays.size()), (peak - before) / load.num_streams,
-      (late - before) / load.num_streams);
+  result.bytes_late = rss_bytes(server);
+  result.cpu_seconds += cpu_seconds(server);
+  std::tie(result.num_tokens, result.num_chunks) = counts();
+  result.num_tokens -= counted_before.first;
+  result.num_chunks -= counted_before.second;
+  for (const StreamReader& stream : streams) close(stream.fd());
+  if (result.delays.empty()) return 1;
+  print(load, result);
   return 0;
 }
 
 int run(int argc, char** argv) {
   const auto number = [&](int index, int otherwise) { return argc > index ? std::atoi(argv[index]) : otherwise; };
-  const Load load{number(1, 2000), number(2, 50'000), number(3, 20)};
+  const Load load{number(1, 2000), number(2, 50'000), number(3, 20), std::max(1, number(4, 8))};
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;

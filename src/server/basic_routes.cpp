@@ -49,20 +49,30 @@ Handler from_json(Serving& serving, Make make) {
   });
 }
 
+constexpr std::string_view kModels = "/v1/models";
+
+ordered_json model_object(const Serving& serving, const std::string& name) {
+  ordered_json model;
+  model["id"] = name;
+  model["object"] = "model";
+  model["created"] = serving.created();
+  model["owned_by"] = "zipage";
+  model["root"] = serving.options().model_root;
+  model["parent"] = nullptr;
+  LLM* const llm = serving.llm();
+  model["max_model_len"] = llm == nullptr ? ordered_json() : ordered_json(llm->engine().model().max_model_len);
+  return model;
+}
+
+HttpResponse model(const Serving& serving, std::string_view path) {
+  const std::string name = percent_decoded(path.substr(kModels.size() + 1));
+  if (const Status status = serving.check_model(name); !status.ok()) return error_response(status);
+  return json_response(model_object(serving, name));
+}
+
 HttpResponse models(const Serving& serving) {
   ordered_json list = ordered_json::array();
-  for (const std::string& name : serving.model_names()) {
-    ordered_json model;
-    model["id"] = name;
-    model["object"] = "model";
-    model["created"] = serving.created();
-    model["owned_by"] = "zipage";
-    model["root"] = serving.options().model_root;
-    model["parent"] = nullptr;
-    LLM* const llm = serving.llm();
-    model["max_model_len"] = llm == nullptr ? ordered_json() : ordered_json(llm->engine().model().max_model_len);
-    list.push_back(std::move(model));
-  }
+  for (const std::string& name : serving.model_names()) list.push_back(model_object(serving, name));
   ordered_json body;
   body["object"] = "list";
   body["data"] = std::move(list);
@@ -132,7 +142,8 @@ void add_basic_routes(Router& router, Serving& serving) {
   get("/version", [&serving](const HttpRequest&) {
     return json_response(ordered_json{{"version", serving.options().version}});
   });
-  get("/v1/models", [&serving](const HttpRequest&) { return models(serving); });
+  get(kModels, [&serving](const HttpRequest&) { return models(serving); });
+  get(std::string(kModels) + "/*", [&serving](const HttpRequest& request) { return model(serving, request.path); });
   get("/load", [&serving](const HttpRequest&) {
     return json_response(ordered_json{{"server_load", serving.num_generations()}});
   });

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
 #include "server/openai_json.h"
 
 namespace zipage {
@@ -34,6 +36,19 @@ std::string_view HttpRequest::header(std::string_view name) const {
     if (key == name) return value;
   }
   return {};
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = text.data() + i + 1;
+    const bool escape =
+        text[i] == '%' && i + 2 < text.size() && std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    result += escape ? static_cast<char>(byte) : text[i];
+    if (escape) i += 2;
+  }
+  return result;
 }
 
 TextExecutor executor_of(const ExchangePtr& exchange) {

@@ -80,6 +80,9 @@ class Exchange {
 };
 using ExchangePtr = std::shared_ptr<Exchange>;
 
+// "a%2Fb" is "a/b"; what is no escape stays as it is.
+std::string percent_decoded(std::string_view text);
+
 // post() as LLM::submit() wants it. Holds the exchange.
 TextExecutor executor_of(const ExchangePtr& exchange);
 // send() from any thread.

@@ -33,6 +33,8 @@ namespace asio = boost::asio;
 using Protocol = asio::generic::stream_protocol;
 using Acceptor = asio::basic_socket_acceptor<Protocol, asio::io_context::executor_type>;
 
+constexpr int kMostUnsent = 32 * 1024;  // bytes that a socket's own buffer holds back
+
 Status cannot_listen(std::string_view where, std::string_view flag) {
   return Status(StatusCode::kUnavailable, fmt::format("cannot listen on {}: {}", where, std::strerror(errno)))
       .with_param(std::string(flag));
@@ -165,6 +167,8 @@ struct HttpServer::Impl {
       if (family != AF_UNIX) {
         const int on = 1;
         setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        // Not megabytes of the system's memory for a client that does not read: its chunks are merged here.
+        setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMostUnsent, sizeof kMostUnsent);
       }
       auto stream = tls ? tls->make_stream(std::move(socket)) : make_plain_stream(std::move(socket));
       const auto session = std::make_shared<Session>(thread, context, std::move(stream));
@@ -213,10 +217,14 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options
   }
   ZIPAGE_ASSIGN_OR_RETURN(const std::vector<Listening> sockets,
                           options.uds.empty() ? listen_tcp(options) : listen_unix(options.uds));
+  HttpOptions kept = options;
+  // What could never be let in is too large, not too much for now.
+  kept.limits.body_bytes = std::min(kept.limits.body_bytes, kept.limits.total_body_bytes + BodyBudget::kFree);
   impl->context = std::shared_ptr<SessionContext>(
-      new SessionContext{.options = options,
+      new SessionContext{.options = std::move(kept),
                          .router = router,
                          .gate = Gate(options.gate),
+                         .bodies = BodyBudget(options.limits.total_body_bytes),
                          .workers = asio::thread_pool(static_cast<size_t>(std::max(1, options.worker_threads)))});
   for (int i = 0; i < std::max(1, options.io_threads); ++i) impl->threads.push_back(std::make_shared<IoThread>());
   for (const Listening& socket : sockets) {
@@ -258,6 +266,9 @@ int HttpServer::num_exchanges() const {
 }
 int HttpServer::num_connections() const {
   return impl_->context->num_connections;
+}
+size_t HttpServer::body_bytes() const {
+  return impl_->context->bodies.used();
 }
 
 void HttpServer::drain(std::chrono::milliseconds timeout) {

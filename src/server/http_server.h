@@ -40,6 +40,7 @@ class HttpServer {
   std::string address() const;  // "http://127.0.0.1:8000", "unix:/run/zipage.sock"
   int num_exchanges() const;    // requests that are being answered
   int num_connections() const;
+  size_t body_bytes() const;  // counted towards HttpLimits::total_body_bytes now
 
   // Takes no new work and waits for what runs; what still runs after `timeout` is told to end. Then closes.
   void drain(std::chrono::milliseconds timeout);

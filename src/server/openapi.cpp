@@ -142,6 +142,9 @@ std::string openapi_json(const RequestContext& completion, const RequestContext&
   paths["/v1/chat/completions"] = generating("Answers a chat", "ChatCompletionRequest", "ChatCompletion");
   paths["/v1/responses"] = generating("Answers a list of items", "ResponseRequest", "Response");
   paths["/v1/models"] = plain("get", "The served names", object);
+  paths["/v1/models/{name}"] = plain("get", "One of them", object);
+  paths["/v1/models/{name}"]["get"]["parameters"] =
+      Json::parse(R"([{"name":"name","in":"path","required":true,"schema":{"type":"string","minLength":1}}])");
   paths["/tokenize"] = {
       {"post", with_body(operation("Token ids of a prompt or a chat", answer("ids", object)),
                          {{"anyOf", {reference("CompletionRequest"), reference("ChatCompletionRequest")}}})}};

@@ -94,6 +94,15 @@ RequestReader::State RequestReader::feed(std::string& input) {
   return state_;
 }
 
+void RequestReader::abandon() {
+  parser_.reset();
+  state_ = State::kMalformed;
+}
+
+size_t RequestReader::body_size() const {
+  return parser_ == nullptr ? 0 : parser_->get().body().size();
+}
+
 HttpRequest RequestReader::take() {
   keep_alive_ = parser_->keep_alive();
   http_1_0_ = parser_->get().version() == 10;

@@ -13,7 +13,8 @@ namespace zipage {
 
 struct HttpLimits {
   size_t header_bytes = 32 * 1024;
-  size_t body_bytes = 32 * 1024 * 1024;
+  size_t body_bytes = 32 * 1024 * 1024;         // of one request
+  size_t total_body_bytes = 512 * 1024 * 1024;  // of all that are being received or answered, see BodyBudget
 };
 
 class RequestReader {
@@ -35,6 +36,10 @@ class RequestReader {
   State state() const { return state_; }
   int error_status() const { return error_status_; }
   const std::string& error_message() const { return error_message_; }
+  size_t body_size() const;  // of the present request, so far
+
+  // Nothing more will be read: gives back what the request holds.
+  void abandon();
 
   // The request, after kDone; the reader is kIdle then.
   HttpRequest take();

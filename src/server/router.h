@@ -28,6 +28,7 @@ struct Route {
 
 class Router {
  public:
+  // A path that ends in "/*" stands for everything below it.
   void add(std::string_view method, std::string_view path, RunsOn runs_on, Handler handler);
 
   struct Match {

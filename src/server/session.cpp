@@ -201,6 +201,11 @@ void Session::advance() {
     const bool was_idle = reader_.state() == RequestReader::State::kIdle;
     const RequestReader::State state = reader_.feed(input_);
     if (was_idle && state != RequestReader::State::kIdle) request_began_ = Clock::now();
+    if (!count_body()) {
+      refuse(429, fmt::format("the bodies of the requests that are open hold the {} bytes that they may hold together",
+                              context_->bodies.total()));
+      break;
+    }
     if (state == RequestReader::State::kDone) {
       dispatch(reader_.take());
       continue;
@@ -246,7 +251,19 @@ void Session::dispatch(HttpRequest request) {
   }
 }
 
+bool Session::count_body() {
+  const size_t bytes = reader_.body_size();
+  if (!context_->bodies.grow(body_bytes_, bytes)) return false;
+  body_bytes_ = bytes;
+  return true;
+}
+
+void Session::release_body() {
+  context_->bodies.release(std::exchange(body_bytes_, 0));
+}
+
 void Session::refuse(int status, std::string_view message) {
+  reader_.abandon();
   keep_alive_ = false;
   chunked_ = head_only_ = false;
   exchange_ = std::make_shared<SocketExchange>(HttpRequest(), shared_from_this());
@@ -290,11 +307,11 @@ void Session::write_pending() {
   if (written_ == in_flight_.size()) {
     in_flight_.clear();
     written_ = 0;
+    // Most of what is written fits into the socket's buffer, and is gone without a task of the io_context's.
+    if (!pending_.empty()) pending_.erase(0, stream_->write_now(asio::buffer(pending_)));
     if (pending_.empty()) {
-      if (exchange_) exchange_->call_drained();
-      if (closing_ && !exchange_ && !writing_) begin_closing();
-      // A stream's buffers grow while its client is slow; they need not stay.
-      if (!writing_ && in_flight_.capacity() > kReadAhead) in_flight_.shrink_to_fit();
+      if (pending_.capacity() > kReadAhead) pending_.shrink_to_fit();
+      if (closing_ && !exchange_) begin_closing();
       return;
     }
     std::swap(in_flight_, pending_);
@@ -307,14 +324,23 @@ void Session::write_pending() {
                    self->writing_ = false;
                    self->written_ += written;
                    if (self->closed_) return;
-                   error ? self->lose_client() : self->write_pending();
+                   error ? self->lose_client() : self->wrote();
                  });
+}
+
+void Session::wrote() {
+  write_pending();
+  if (writing_) return;
+  // A stream's buffers grow while its client is slow; they need not stay.
+  if (in_flight_.capacity() > kReadAhead) in_flight_.shrink_to_fit();
+  if (const auto exchange = exchange_) exchange->call_drained();
 }
 
 void Session::finish_exchange() {
   const auto exchange = std::exchange(exchange_, nullptr);
   exchange->forget_callbacks();
   --context_->num_exchanges;
+  release_body();
   if (!keep_alive_ || context_->draining) closing_ = true;
   idle_since_ = Clock::now();
   write_pending();
@@ -345,6 +371,7 @@ void Session::close() {
   --context_->num_connections;
   if (exchange_) --context_->num_exchanges;
   exchange_ = nullptr;
+  release_body();
   room_.cancel();
   stream_->close();
 }

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 
+#include "server/body_budget.h"
 #include "server/http_server.h"
 #include "server/io_thread.h"
 #include "server/stream.h"
@@ -28,6 +29,7 @@ struct SessionContext {
   HttpOptions options;
   const Router& router;
   Gate gate;
+  BodyBudget bodies;
   boost::asio::thread_pool workers;
   std::atomic<bool> draining = false;
   std::atomic<int> num_exchanges = 0, num_connections = 0;
@@ -56,10 +58,14 @@ class Session : public std::enable_shared_from_this<Session> {
   void advance();
   void dispatch(HttpRequest request);
   void refuse(int status, std::string_view message);
+  // Counts the present request's body; false: there is no room for it.
+  bool count_body();
+  void release_body();
 
   void write_head(const HttpResponse& response, bool streamed);
   void queue(std::string_view bytes);
   void write_pending();
+  void wrote();
   void finish_exchange();
   void begin_closing();
 
@@ -71,6 +77,7 @@ class Session : public std::enable_shared_from_this<Session> {
   RequestReader reader_;
   std::string input_;
   std::shared_ptr<SocketExchange> exchange_;  // null: none runs
+  size_t body_bytes_ = 0;                     // counted in context_->bodies
   bool advancing_ = false;
   bool keep_alive_ = true;  // of the present exchange
   bool chunked_ = false, head_only_ = false;

@@ -1,5 +1,7 @@
 #include "server/stream.h"
 
+#include <sys/socket.h>
+
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -18,6 +20,10 @@ class PlainStream final : public Stream {
   asio::awaitable<ErrorCode> handshake() override { co_return ErrorCode(); }
   asio::awaitable<size_t> read_some(asio::mutable_buffer buffer, ErrorCode& error) override {
     co_return co_await socket_.async_read_some(buffer, asio::redirect_error(asio::use_awaitable, error));
+  }
+  size_t write_now(asio::const_buffer bytes) override {
+    const ssize_t size = send(socket_.native_handle(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return size < 0 ? 0 : static_cast<size_t>(size);
   }
   void write(asio::const_buffer bytes, WriteHandler handler) override {
     asio::async_write(socket_, bytes, std::move(handler));

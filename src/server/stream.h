@@ -28,6 +28,9 @@ class Stream {
   // Before anything is read or written.
   virtual boost::asio::awaitable<ErrorCode> handshake() = 0;
   virtual boost::asio::awaitable<size_t> read_some(boost::asio::mutable_buffer buffer, ErrorCode& error) = 0;
+  // Writes what the system takes at once and returns how many bytes that was; an error shows in the next write().
+  // REQUIRES: no write() is under way.
+  virtual size_t write_now(boost::asio::const_buffer /*bytes*/) { return 0; }
   // Writes all. The bytes must live until the handler is called.
   virtual void write(boost::asio::const_buffer bytes, WriteHandler handler) = 0;
   // Says goodbye: the other side reads an end, not a reset, once it has read all that was written. `done` is called

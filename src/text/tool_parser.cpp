@@ -60,16 +60,28 @@ class CallReport {
   int index_ = -1;
 };
 
-class HermesParser final : public ToolParser {
+// Reads byte by byte, and says once a piece what it has brought to the call that is open.
+class ByteParser : public ToolParser {
  public:
-  explicit HermesParser(std::function<std::string()> make_id) : call_(std::move(make_id)) {}
+  explicit ByteParser(std::function<std::string()> make_id) : call_(std::move(make_id)) {}
 
-  Delta push(std::string_view text) override {
+  Delta push(std::string_view text) final {
     Delta delta;
     for (const char byte : text) take(byte, delta);
-    if (at_ == At::kCall) call_.report(delta);
+    if (in_call()) call_.report(delta);
     return delta;
   }
+
+ protected:
+  virtual void take(char byte, Delta& delta) = 0;
+  virtual bool in_call() const = 0;
+
+  CallReport call_;
+};
+
+class HermesParser final : public ByteParser {
+ public:
+  using ByteParser::ByteParser;
 
   Delta finish() override {
     Delta delta;
@@ -87,7 +99,9 @@ class HermesParser final : public ToolParser {
 
   static bool begins_tag(std::string_view text) { return kCallBegin.starts_with(text) || kCallEnd.starts_with(text); }
 
-  void take(char byte, Delta& delta) {
+  bool in_call() const override { return at_ == At::kCall; }
+
+  void take(char byte, Delta& delta) override {
     switch (at_) {
       case At::kText:
         return take_text(byte, delta);
@@ -171,22 +185,14 @@ class HermesParser final : public ToolParser {
     }
   }
 
-  CallReport call_;
   At at_ = At::kText;
   bool called_ = false;
   std::string held_;
 };
 
-class Llama3Parser final : public ToolParser {
+class Llama3Parser final : public ByteParser {
  public:
-  explicit Llama3Parser(std::function<std::string()> make_id) : call_(std::move(make_id)) {}
-
-  Delta push(std::string_view text) override {
-    Delta delta;
-    for (const char byte : text) take(byte, delta);
-    if (at_ == At::kCall) call_.report(delta);
-    return delta;
-  }
+  using ByteParser::ByteParser;
 
   Delta finish() override {
     Delta delta;
@@ -201,7 +207,9 @@ class Llama3Parser final : public ToolParser {
  private:
   enum class At : uint8_t { kStart, kCall, kBetween, kText };
 
-  void take(char byte, Delta& delta) {
+  bool in_call() const override { return at_ == At::kCall; }
+
+  void take(char byte, Delta& delta) override {
     switch (at_) {
       case At::kText:
         delta.content += byte;
@@ -258,7 +266,6 @@ class Llama3Parser final : public ToolParser {
     at_ = At::kText;
   }
 
-  CallReport call_;
   At at_ = At::kStart;
   std::string held_;
 };

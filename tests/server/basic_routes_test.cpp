@@ -34,6 +34,22 @@ TEST_F(BasicRoutes, ModelsListsEveryServedName) {
   EXPECT_EQ(json::parse(unknown.body)["error"]["param"], "model");
 }
 
+TEST_F(BasicRoutes, OneModelIsFoundByItsNameHoweverItIsSpelled) {
+  serving_options.model_names = {"a", "models/some one"};
+  start();
+  const json listed = json::parse(get("/v1/models").body)["data"];
+  EXPECT_EQ(json::parse(get("/v1/models/a").body), listed[0]);
+  EXPECT_EQ(json::parse(get("/v1/models/models%2Fsome%20one").body), listed[1]);
+  EXPECT_EQ(get("/v1/models/models/some%20one").status, 200);
+  for (const char* path : {"/v1/models/b", "/v1/models/a/b", "/v1/models/%", "/v1/models/%ff%00"}) {
+    const HttpReply unknown = get(path);
+    EXPECT_EQ(unknown.status, 404) << path;
+    EXPECT_EQ(json::parse(unknown.body)["error"]["param"], "model") << path;
+  }
+  EXPECT_EQ(get("/v1/models/").status, 404);
+  EXPECT_EQ(post("/v1/models/a", {}).status, 405);
+}
+
 TEST_F(BasicRoutes, TokenizeAndDetokenizeAreInverse) {
   start();
   const json tokens = json::parse(post("/tokenize", {{"prompt", "hello"}, {"return_token_strs", true}}).body);

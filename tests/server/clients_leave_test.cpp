@@ -11,7 +11,7 @@ class ClientsLeave : public ServerTest {
     stop();
   }
   void start_with_brake() {
-    model.before_token = [this] { brake.pass(); };
+    if (!model.before_batch) model.before_token = [this] { brake.pass(); };
     model.max_model_len = 40000;
     model.num_blocks = 4000;
     start();
@@ -28,6 +28,7 @@ class ClientsLeave : public ServerTest {
     EXPECT_TRUE(eventually([&] { return server->num_exchanges() == 0; }));
   }
   Brake brake;
+  const int model_chunk = scripted_config().max_num_batched_tokens;
 };
 
 TEST_F(ClientsLeave, case_25_BetweenChunks) {
@@ -49,6 +50,26 @@ TEST_F(ClientsLeave, case_25_WhileAnAnswerIsGathered) {
   EXPECT_TRUE(eventually([&] { return server->num_connections() == 0; }));
   brake.release();
   expect_ended(1);
+}
+
+TEST_F(ClientsLeave, case_25_WhileItsPromptIsComputed) {
+  model.before_batch = [this] { brake.pass(); };
+  start_with_brake();
+  for (const bool stream : {false, true}) {
+    brake.hold();
+    const int64_t before = llm->engine().stats().prompt_tokens;
+    HttpClient one = client();
+    const std::vector<int> prompt(20'000, 65);
+    one.send(HttpClient::post_text("/v1/completions", json{{"prompt", prompt}, {"stream", stream}}.dump()));
+    brake.wait_until_reached();
+    one.close();
+    EXPECT_TRUE(eventually([&] { return server->num_connections() == 0 && serving->num_generations() == 0; }));
+    brake.release();
+    expect_ended(stream ? 2 : 1);
+    // The chunk that was under way, and one that may have been planned: never the whole prompt.
+    EXPECT_LE(llm->engine().stats().prompt_tokens - before, 2 * model_chunk);
+  }
+  EXPECT_EQ(llm->engine().stats().generation_tokens, 0);
 }
 
 TEST_F(ClientsLeave, case_25_WithoutClosingItsSide) {

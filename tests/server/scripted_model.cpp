@@ -61,6 +61,7 @@ std::unique_ptr<LLM> scripted_llm(ScriptedModelOptions options) {
   ScriptedOptions scripted = scripted_options(options.config, options.num_blocks);
   scripted.vocab_size = model->tokenizer->vocab_size();
   scripted.max_model_len = options.max_model_len;
+  scripted.before_batch = options.before_batch;
   scripted.next_token = [script, before_token = options.before_token](const Sequence& sequence,
                                                                       const std::vector<int32_t>& text) {
     if (before_token) before_token();

@@ -54,6 +54,7 @@ struct ScriptedModelOptions {
   int num_blocks = 256;
   int max_model_len = 1024;
   std::function<void()> before_token;  // on the engine's thread, for each token that is made
+  std::function<void()> before_batch;  // there, for each batch: of prompts' chunks too
 };
 
 // An LLM with the reasoner's tokenizer and chat template, whose token ids below 256 are bytes.

@@ -78,6 +78,33 @@ TEST_F(Sessions, ABodyTooLargeIsRefusedBeforeItIsSent) {
   EXPECT_EQ(two.read_reply().status, 413);
 }
 
+TEST_F(Sessions, BodiesTogetherHaveALimitThatLeavesOthersAlone) {
+  http.limits.total_body_bytes = 500'000;
+  start();
+  const auto body = [](size_t size) { return R"({"prompt":"SAY[ok]","x":")" + std::string(size, 'y') + "\"}"; };
+  // Two fit; they are held open by bodies that do not end.
+  std::vector<HttpClient> open;
+  for (int i = 0; i < 2; ++i) {
+    open.push_back(client());
+    const std::string text = HttpClient::post_text("/v1/completions", body(300'000));
+    open.back().send(std::string_view(text).substr(0, text.size() - 10));
+  }
+  EXPECT_TRUE(eventually([&] { return server->body_bytes() > 400'000; }));
+  HttpClient third = client();
+  third.send(HttpClient::post_text("/v1/completions", body(300'000)));
+  const HttpReply refused = third.read_reply();
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_TRUE(refused.headers.contains("retry-after"));
+  EXPECT_EQ(refused.headers.at("connection"), "close");
+  EXPECT_EQ(post_text("/v1/completions", body(60'000)).status, 200) << "everyday bodies are let in all the same";
+  EXPECT_EQ(post_text("/v1/completions", body(600'000)).status, 413) << "never fits";
+  open[0].send("yyyyyyyy\"}");
+  EXPECT_EQ(open[0].read_reply().status, 200);
+  EXPECT_EQ(post_text("/v1/completions", body(200'000)).status, 200) << "there is room again";
+  open[1].close();
+  EXPECT_TRUE(eventually([&] { return server->body_bytes() == 0; }));
+}
+
 TEST_F(Sessions, AHeaderTooLargeIsRefused) {
   http.limits.header_bytes = 1000;
   start();

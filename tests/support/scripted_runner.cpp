@@ -100,6 +100,7 @@ void ScriptedRunner::forward(const StepBatch& batch) {
 
 void ScriptedRunner::launch(const StepBatch& batch, const SamplingBatch&, int top_logprobs) {
   ZIPAGE_CHECK(launched_.size() < 2, "{} batches are launched and not collected", launched_.size());
+  if (options_.before_batch) options_.before_batch();
   forward(batch);
   SampledTokens sampled;
   for (const ScheduledChunk& chunk : batch.chunks) {
