@@ -10,6 +10,11 @@
 namespace zipage {
 namespace {
 
+void append_int(std::string& out, int value) {
+  const fmt::format_int digits(value);
+  out.append(digits.data(), digits.size());
+}
+
 std::string head(const AnswerOptions& options, std::string_view object) {
   std::string out = R"({"id":)";
   append_json_string(out, options.id);
@@ -71,16 +76,18 @@ std::string AnswerFormat::whole(std::vector<ChoiceDelta>&& choices) {
   return out;
 }
 
-std::string AnswerFormat::chunk(const ChoiceDelta& delta) {
+bool AnswerFormat::shows(const ChoiceDelta& delta) const {
   const bool shows_ids = parsed_.return_token_ids && !delta.token_ids.empty();
   const bool thinks = !delta.reasoning.empty() && options_.include_reasoning;
   const bool shows_text = !delta.content.empty() || thinks || !delta.tool_calls.empty();
   const bool echoes = parsed_.echo && !options_.chat && !states_[static_cast<size_t>(delta.index)].begun;
-  if (!shows_text && !shows_ids && !echoes && !delta.finished() && delta.logprobs.empty()) return {};
-  std::string out = chunk_head_;
+  return shows_text || shows_ids || echoes || delta.finished() || !delta.logprobs.empty();
+}
+
+void AnswerFormat::append_chunk(std::string& out, const ChoiceDelta& delta) {
+  out += chunk_head_;
   options_.chat ? append_chat_choice(out, delta) : append_completion_choice(out, delta, false);
   append_chunk_end(out, delta.num_output_tokens, delta.index);
-  return out;
 }
 
 void AnswerFormat::append_chunk_end(std::string& out, int num_output_tokens, int index) const {
@@ -109,7 +116,9 @@ void AnswerFormat::append_completion_choice(std::string& out, const ChoiceDelta&
   ChoiceState& state = states_[static_cast<size_t>(delta.index)];
   const bool first = !std::exchange(state.begun, true);
   const bool echo = first && parsed_.echo;
-  fmt::format_to(std::back_inserter(out), R"({{"index":{},"text":)", delta.index);
+  out += R"({"index":)";
+  append_int(out, delta.index);
+  out += R"(,"text":)";
   append_json_string(out, echo ? generation_.prompt_text(delta.index) + delta.content : delta.content);
   out += R"(,"logprobs":)";
   append_completion_logprobs(out, delta, state, echo);
@@ -201,7 +210,9 @@ std::vector<std::string> AnswerFormat::opening() {
 void AnswerFormat::append_chat_choice(std::string& out, const ChoiceDelta& delta) {
   ChoiceState& state = states_[static_cast<size_t>(delta.index)];
   state.calls_tools |= !delta.tool_calls.empty();
-  fmt::format_to(std::back_inserter(out), R"({{"index":{},"delta":{{)", delta.index);
+  out += R"({"index":)";
+  append_int(out, delta.index);
+  out += R"(,"delta":{)";
   const char* separator = "";
   const bool thinks = !delta.reasoning.empty() && options_.include_reasoning;
   if (thinks) {

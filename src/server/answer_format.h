@@ -31,8 +31,9 @@ class AnswerFormat {
 
   // Chunks are JSON texts. What a stream of chats begins with, one chunk for each choice.
   std::vector<std::string> opening();
-  // "" for a delta that shows nothing.
-  std::string chunk(const ChoiceDelta& delta);
+  // Whether a delta has anything to show; append_chunk() is for those that have.
+  bool shows(const ChoiceDelta& delta) const;
+  void append_chunk(std::string& out, const ChoiceDelta& delta);
   std::string usage_chunk() const;
 
  private:

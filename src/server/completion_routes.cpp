@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <ctime>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -20,6 +21,7 @@ using nlohmann::json;
 
 // A stream whose client has more than this to take gets one chunk for many tokens.
 constexpr size_t kMergeBacklog = 32 * 1024;
+constexpr size_t kUsualEvent = 512;
 constexpr int kMaxChoices = 4096;
 
 // Keeps deltas until the end.
@@ -90,16 +92,24 @@ class StreamedAnswer {
 
  private:
   void write(std::string_view data) {
-    if (data.empty()) return;
-    event_.assign("data: ").append(data).append("\n\n");
-    exchange_->write(event_);
+    std::string event = "data: ";
+    exchange_->write(event.append(data).append("\n\n"));
+  }
+
+  void write(const ChoiceDelta& delta) {
+    if (!format_.shows(delta)) return;
+    std::string event;
+    event.reserve(kUsualEvent);
+    event = "data: ";
+    format_.append_chunk(event, delta);
+    exchange_->write(event.append("\n\n"));
   }
 
   void take(ChoiceDelta&& delta) {
     if (!std::exchange(opened_, true)) {
       for (const std::string& chunk : format_.opening()) write(chunk);
     }
-    if (exchange_->backlog() <= kMergeBacklog && num_held_ == 0) return write(format_.chunk(delta));
+    if (exchange_->backlog() <= kMergeBacklog && num_held_ == 0) return write(delta);
     std::optional<ChoiceDelta>& held = held_[static_cast<size_t>(delta.index)];
     if (held) return held->merge(std::move(delta));
     held = std::move(delta);
@@ -110,7 +120,7 @@ class StreamedAnswer {
     if (num_held_ == 0) return;
     num_held_ = 0;
     for (std::optional<ChoiceDelta>& held : held_) {
-      if (held) write(format_.chunk(*std::exchange(held, std::nullopt)));
+      if (held) write(*std::exchange(held, std::nullopt));
     }
   }
 
@@ -128,7 +138,6 @@ class StreamedAnswer {
   ExchangePtr exchange_;
   std::shared_ptr<Generation> generation_;
   AnswerFormat format_;
-  std::string event_;
   std::vector<std::optional<ChoiceDelta>> held_;
   int num_held_ = 0;
   bool opened_ = false;
@@ -160,6 +169,9 @@ Result<AnswerOptions> answer_options(const Serving& serving, const json& body, b
   std::string suffix;
   fields.read("use_beam_search", beam_search);
   fields.read("suffix", suffix);
+  std::optional<int> best_of;
+  fields.read("best_of", best_of, 1, std::numeric_limits<int>::max());
+  if (best_of.value_or(parsed.n) != parsed.n) fields.fail("best_of", "best_of is not offered");
   if (beam_search) fields.fail("use_beam_search", "beam search is not offered");
   if (!suffix.empty()) fields.fail("suffix", "suffix is not offered");
   if (!parsed.stream && fields.find("stream_options") != nullptr) {
@@ -187,7 +199,7 @@ Status handle(Serving& serving, bool chat, const ExchangePtr& exchange) {
   ZIPAGE_ASSIGN_OR_RETURN(const json body, parse_json_object(text));
   const RequestKind kind = chat ? RequestKind::kChat : RequestKind::kCompletion;
   ZIPAGE_ASSIGN_OR_RETURN(ParsedRequest parsed, parse_request(body, kind, serving.request_context(kind), text));
-  ZIPAGE_RETURN_IF_ERROR(serving.check_model(parsed.model));
+  ZIPAGE_RETURN_IF_ERROR(serving.admits(parsed));
   if (static_cast<int64_t>(parsed.n) * static_cast<int64_t>(parsed.requests.size()) > kMaxChoices) {
     return invalid_argument(fmt::format("{} prompts and n {} make more than {} outputs", parsed.requests.size(),
                                         parsed.n, kMaxChoices))

@@ -33,6 +33,7 @@ namespace asio = boost::asio;
 using Protocol = asio::generic::stream_protocol;
 using Acceptor = asio::basic_socket_acceptor<Protocol, asio::io_context::executor_type>;
 
+constexpr int kFewConnections = 64;
 constexpr int kMostUnsent = 32 * 1024;  // bytes that a socket's own buffer holds back
 
 Status cannot_listen(std::string_view where, std::string_view flag) {
@@ -146,12 +147,19 @@ struct HttpServer::Impl {
   std::unique_ptr<TlsContext> tls;
   std::string address;
   int port = 0;
-  size_t next_thread = 0;
+
+  // The first with few connections, so that a step's tokens for few clients wake one thread; else the one with fewest.
+  const std::shared_ptr<IoThread>& thread_for_one_more() const {
+    const auto few = [](const auto& thread) { return thread->num_connections() < kFewConnections; };
+    const auto found = std::ranges::find_if(threads, few);
+    if (found != threads.end()) return *found;
+    return *std::ranges::min_element(threads, {}, [](const auto& thread) { return thread->num_connections().load(); });
+  }
 
   asio::awaitable<void> accept(Acceptor& acceptor, int family) {
     asio::steady_timer pause(threads.front()->context());
     while (acceptor.is_open()) {
-      const std::shared_ptr<IoThread> thread = threads[next_thread++ % threads.size()];
+      const std::shared_ptr<IoThread> thread = thread_for_one_more();
       StreamSocket socket(thread->context());
       boost::system::error_code error;
       co_await acceptor.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));

@@ -20,7 +20,7 @@ struct HttpOptions {
   int port = 8000;   // 0 = one that is free
   std::string uds;   // a Unix socket's path, in place of host and port
   std::string ssl_certfile, ssl_keyfile;
-  int io_threads = 2;
+  int io_threads = 4;       // more than processors: whichever is free finishes a step's tokens (decision 0060)
   int worker_threads = 2;   // for handlers that run on kWorker
   int max_connections = 0;  // 0 = as many as the process may have files open
   HttpLimits limits;

@@ -43,18 +43,18 @@ void IoThread::post(std::function<void()> task) {
 }
 
 void IoThread::run_tasks() {
-  std::vector<std::function<void()>> tasks;
   {
     const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
+    batch_.swap(tasks_);
   }
-  for (std::function<void()>& task : tasks) {
+  for (std::function<void()>& task : batch_) {
     try {
       std::exchange(task, {})();
     } catch (const std::exception& error) {
       log_error("a task of the server has thrown: {}", error.what());
     }
   }
+  batch_.clear();
 }
 
 void IoThread::sweep_later() {

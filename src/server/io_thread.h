@@ -4,6 +4,7 @@
 // Thread-safety: post() and stop() from any thread; the rest on the thread itself.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -33,6 +34,7 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
 
   boost::asio::io_context& context() { return context_; }
   std::unordered_set<Session*>& sessions() { return sessions_; }
+  std::atomic<int>& num_connections() { return num_connections_; }  // for any thread
 
  private:
   void run_tasks();
@@ -42,11 +44,13 @@ class IoThread : public std::enable_shared_from_this<IoThread> {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   boost::asio::steady_timer sweep_timer_;
   std::unordered_set<Session*> sessions_;
+  std::atomic<int> num_connections_ = 0;
   bool ending_ = false;  // the thread's own
   std::thread thread_;
 
   std::mutex mutex_;
   std::vector<std::function<void()>> tasks_;  // guarded by mutex_
+  std::vector<std::function<void()>> batch_;  // the thread's own: those that run; empty between
   bool stopped_ = false;                      // guarded by mutex_
 };
 

@@ -107,10 +107,19 @@ class Session::SocketExchange final : public Exchange {
   }
   void write(std::string_view bytes) override {
     if (!present() || !opened_ || bytes.empty() || session_->head_only_) return;
+    if (!session_->chunked_) return session_->queue(bytes);
+    // A token's chunk is put together where memory is warm, not in this one of thousands of sessions.
+    std::array<char, 1024> chunk;
+    if (bytes.size() + 16 <= chunk.size()) {
+      char* end = fmt::format_to(chunk.data(), "{:x}\r\n", bytes.size());
+      end = std::copy(bytes.begin(), bytes.end(), end);
+      *end++ = '\r';
+      *end++ = '\n';
+      return session_->queue({chunk.data(), static_cast<size_t>(end - chunk.data())});
+    }
     std::string& pending = session_->pending_;
-    if (session_->chunked_) fmt::format_to(std::back_inserter(pending), "{:x}\r\n", bytes.size());
-    pending.append(bytes);
-    if (session_->chunked_) pending.append("\r\n");
+    fmt::format_to(std::back_inserter(pending), "{:x}\r\n", bytes.size());
+    pending.append(bytes).append("\r\n");
     session_->write_pending();
   }
   void close() override {
@@ -159,10 +168,16 @@ Session::Session(std::shared_ptr<IoThread> thread, std::shared_ptr<SessionContex
       reader_(context_->options.limits),
       idle_since_(Clock::now()) {
   ++context_->num_connections;
+  ++thread_->num_connections();
 }
 
 Session::~Session() {
-  if (!closed_) --context_->num_connections;
+  if (!closed_) leave();
+}
+
+void Session::leave() {
+  --context_->num_connections;
+  --thread_->num_connections();
 }
 
 void Session::start() {
@@ -298,6 +313,10 @@ void Session::write_head(const HttpResponse& response, bool streamed) {
 }
 
 void Session::queue(std::string_view bytes) {
+  if (!writing_ && pending_.empty() && !closed_) {
+    bytes.remove_prefix(stream_->write_now(asio::buffer(bytes)));
+    if (bytes.empty()) return;
+  }
   pending_.append(bytes);
   write_pending();
 }
@@ -368,7 +387,7 @@ void Session::lose_client() {
 void Session::close() {
   if (std::exchange(closed_, true)) return;
   thread_->sessions().erase(this);
-  --context_->num_connections;
+  leave();
   if (exchange_) --context_->num_exchanges;
   exchange_ = nullptr;
   release_body();

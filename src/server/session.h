@@ -68,6 +68,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void wrote();
   void finish_exchange();
   void begin_closing();
+  void leave();  // the counts of connections
 
   std::shared_ptr<IoThread> thread_;
   std::shared_ptr<SessionContext> context_;

@@ -27,15 +27,18 @@ bool contains(const std::vector<int32_t>& ids, int32_t id) {
 // One request's text. Lives in its executor once it is submitted.
 class TextStream {
  public:
-  TextStream(const Tokenizer& tokenizer, TextOptions options, std::vector<int32_t> eos_ids,
+  TextStream(std::string id, const Tokenizer& tokenizer, TextOptions options, std::vector<int32_t> eos_ids,
              std::vector<int32_t> stop_ids, TextSink sink, TextExecutor executor)
-      : detokenizer_(tokenizer, options.skip_special_tokens),
+      : id_(std::move(id)),
+        detokenizer_(tokenizer, options.skip_special_tokens),
         stops_(std::move(options.stop), options.include_stop_str_in_output),
         include_stop_(options.include_stop_str_in_output),
         eos_ids_(std::move(eos_ids)),
         stop_ids_(std::move(stop_ids)),
         sink_(std::move(sink)),
         executor_(std::move(executor)) {}
+
+  const std::string& id() const { return id_; }
 
   // All that follows happens in tasks of this. They hold the stream.
   void execute(std::function<void()> task) const { executor_ ? executor_(std::move(task)) : task(); }
@@ -84,10 +87,10 @@ class TextStream {
   }
 
   // The engine is gone.
-  void end(const std::string& id, FinishReason reason, const Status& error) {
+  void end(FinishReason reason, const Status& error) {
     if (finished_) return;
     TextOutput out;
-    out.request_id = out.tokens.request_id = id;
+    out.request_id = out.tokens.request_id = id_;
     out.finish_reason = out.tokens.finish_reason = stops_.matched() ? FinishReason::kStop : reason;
     out.stop_reason = stops_.stop();
     if (out.finish_reason == FinishReason::kError) out.tokens.error = error;
@@ -118,6 +121,7 @@ class TextStream {
     sink_(std::move(out));
   }
 
+  const std::string id_;
   Detokenizer detokenizer_;
   StopChecker stops_;
   bool include_stop_;
@@ -166,13 +170,13 @@ class TextEngine final : public LLM {
     }
     if (inner.request_id.empty()) inner.request_id = fmt::format("req-{}", next_id_++);
     const std::string id = inner.request_id;
-    const auto stream = std::make_shared<TextStream>(*model_.tokenizer, std::move(request.text),
+    const auto stream = std::make_shared<TextStream>(id, *model_.tokenizer, std::move(request.text),
                                                      inner.sampling.ignore_eos ? std::vector<int32_t>() : eos_ids_,
                                                      std::move(stop_ids), std::move(sink), std::move(executor));
-    inner.sink = [this, id, stream](RequestOutput&& output) {
-      stream->execute([this, id, stream, output = std::move(output)]() mutable {
-        if (stream->push(std::move(output))) engine_->abort(id);
-        if (stream->finished()) forget(id);
+    inner.sink = [this, stream](RequestOutput&& output) {
+      stream->execute([this, stream, output = std::move(output)]() mutable {
+        if (stream->push(std::move(output))) engine_->abort(stream->id());
+        if (stream->finished()) forget(stream->id());
       });
     };
     {
@@ -191,6 +195,10 @@ class TextEngine final : public LLM {
     if (!request.structured_output || request.grammar != nullptr) return {};
     auto grammar = grammars_.compile(*request.structured_output);
     if (!grammar.ok()) return grammar.status().with_param(request.structured_field);
+    if (!allows_a_token(**grammar)) {
+      return invalid_argument(fmt::format("{}: no answer can have this form", request.structured_field))
+          .with_param(request.structured_field);
+    }
     request.grammar = *std::move(grammar);
     return {};
   }
@@ -247,7 +255,7 @@ class TextEngine final : public LLM {
     }
     for (const auto& entry : live) {
       const auto stream = entry.second;
-      stream->execute([id = entry.first, stream, reason, error] { stream->end(id, reason, error); });
+      stream->execute([stream, reason, error] { stream->end(reason, error); });
     }
   }
 
@@ -268,6 +276,14 @@ class TextEngine final : public LLM {
     request.begin_thinking_token_ids = model_.tokenizer->encode(format.begin, false);
     request.end_thinking_token_ids = model_.tokenizer->encode(format.end, false);
     request.starts_thinking = prompt_thought(*model_.tokenizer, request.prompt_token_ids) == PromptThought::kOpened;
+  }
+
+  // Not so for "root ::= root", or a schema that refers to nothing but itself.
+  bool allows_a_token(const CompiledGrammar& grammar) const {
+    const int vocab = engine_->model().vocab_size;
+    std::vector<uint32_t> mask(static_cast<size_t>(vocab + 31) / 32, 0);
+    if (!grammar.constraint({}, {})->fill_mask(mask.data(), vocab)) return true;
+    return std::ranges::any_of(mask, [](uint32_t bits) { return bits != 0; });
   }
 
   Status constrain(TextRequest& request) {
