@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "ops/read_bandwidth.h"
 #include "text/text_model.h"
@@ -36,6 +37,13 @@ double bytes_per_token(const Engine& engine) {
 }
 
 }  // namespace
+
+std::vector<int32_t> random_prompt_ids(int64_t seed, size_t index, int length, int vocab_size) {
+  std::mt19937_64 generator(static_cast<uint64_t>(seed) * 1'000'003 + index);
+  std::vector<int32_t> ids(static_cast<size_t>(length));
+  for (int32_t& id : ids) id = static_cast<int32_t>(generator() % static_cast<uint64_t>(vocab_size));
+  return ids;
+}
 
 nlohmann::json to_json(const ThroughputRun& run) {
   return {{"elapsed_time", run.elapsed_time},

@@ -35,6 +35,9 @@ nlohmann::json to_json(const ThroughputRun& run);
 // The value below which `fraction` of the values lie, between neighbours by proportion; 0 when there are none.
 double percentile(std::vector<double> values, double fraction);
 
+// A prompt of `length` random ids below vocab_size: the same for the same seed and index, in every bench command.
+std::vector<int32_t> random_prompt_ids(int64_t seed, size_t index, int length, int vocab_size);
+
 // Where the requests come from: `make` is called once for each index below `size`.
 struct Workload {
   size_t size = 0;

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/parse_value.h"
+#include "bench_run.h"
 #include "command.h"
 #include "exit_code.h"
 #include "http_client.h"
@@ -28,8 +29,8 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// Words that every vocabulary has in few tokens; random ones make prompts of a wanted length for a server whose
-// tokenizer is not at hand. Its usage says how many tokens they were.
+// Words that every vocabulary has in few tokens; random ones make prompts of about a wanted length for a server that
+// does not say how large its vocabulary is, and for chats. Its usage says how many tokens they were.
 constexpr std::string_view kWords[] = {"time", "year",  "people", "way",    "day",   "man",    "thing",   "woman",
                                        "life", "child", "world",  "school", "state", "family", "student", "group"};
 
@@ -106,7 +107,20 @@ class Load {
     client_.post(std::move(post));
   }
 
+  // Whether a chunk is one of the many that say nothing but text, without the cost of parsing it.
+  static bool is_text_alone(std::string_view data) {
+    if (data.find(R"("usage":{)") != std::string_view::npos || data.find(R"("error")") != std::string_view::npos) {
+      return false;
+    }
+    for (const std::string_view key : {R"("text":")", R"("content":")", R"("reasoning_content":")"}) {
+      const size_t at = data.find(key);
+      if (at != std::string_view::npos && data.substr(at + key.size(), 1) != "\"") return true;
+    }
+    return false;
+  }
+
   void take(ServedRequest& request, std::string_view data) {
+    if (is_text_alone(data)) return count_tokens(request);
     const json event = json::parse(data, nullptr, false);
     if (!event.is_object()) return;  // [DONE]
     if (event.contains("error")) request.error = event["error"].value("message", "an error in the stream");
@@ -121,6 +135,10 @@ class Load {
       return holder.contains(key) && holder[key].is_string() && !holder[key].get_ref<const std::string&>().empty();
     };
     if (!carries(choice, "text") && !carries(delta, "content") && !carries(delta, "reasoning_content")) return;
+    count_tokens(request);
+  }
+
+  void count_tokens(ServedRequest& request) {
     const double time = now() - request.started;
     if (request.ttft == 0) {
       request.ttft = time;
@@ -174,9 +192,12 @@ class BenchServe : public Command {
     options.add("dataset-name", "NAME", "random, or custom: JSONL with \"prompt\" and \"output_tokens\"", &dataset_);
     options.add("dataset-path", "FILE", "the requests of custom", &dataset_path_);
     options.add("num-prompts", "N", "requests", &num_prompts_, 1);
-    options.add("random-input-len", "WORDS", "words of a random prompt", &input_len_, 1);
+    options.add("random-input-len", "TOKENS",
+                "token ids of a random prompt, those of bench throughput; words in a chat, or where /v1/models has no "
+                "vocab_size",
+                &input_len_, 1);
     options.add("random-output-len", "TOKENS", "output tokens of each", &output_len_, 1);
-    options.add("ignore-eos", "outputs have exactly the wanted length", &ignore_eos_);
+    options.add("ignore-eos", "outputs have exactly the wanted length; random ones have", &ignore_eos_);
     add_number(options, "request-rate", "requests a second; inf = all at once", "inf", &arrivals_.rate);
     add_number(options, "burstiness", "1 = Poisson, less = bursts, more = evenly", "1", &arrivals_.burstiness);
     options.add("max-concurrency", "N", "requests that run at once, 0 = no limit", &arrivals_.most_at_once, 0);
@@ -227,7 +248,7 @@ class BenchServe : public Command {
     ZIPAGE_ASSIGN_OR_RETURN(const HttpTarget target, parse_url(base_url_));
     ZIPAGE_ASSIGN_OR_RETURN(const std::vector<double> percentiles, wanted_percentiles());
     HttpClient client(target);
-    if (model_.empty()) ZIPAGE_RETURN_IF_ERROR(find_model(client));
+    ZIPAGE_RETURN_IF_ERROR(find_model(client));
     ZIPAGE_ASSIGN_OR_RETURN(std::vector<std::string> bodies, request_bodies());
     std::mt19937_64 random(static_cast<uint64_t>(seed_));
     std::vector<double> starts = arrivals_.start_times(bodies.size(), random);
@@ -267,12 +288,17 @@ class BenchServe : public Command {
   }
 
   Status find_model(HttpClient& client) {
-    ZIPAGE_ASSIGN_OR_RETURN(const std::string text, client.get("/v1/models", api_key_));
-    const json models = json::parse(text, nullptr, false);
+    const Result<std::string> text = client.get("/v1/models", api_key_);
+    if (!text.ok()) return model_.empty() ? text.status() : Status();
+    const json models = json::parse(*text, nullptr, false);
     const bool named = models.is_object() && models.contains("data") && models["data"].is_array() &&
                        !models["data"].empty() && models["data"][0].contains("id");
-    if (!named) return Status(StatusCode::kUnavailable, "/v1/models names no model: give --model");
-    model_ = models["data"][0]["id"];
+    if (named) {
+      const json& first = models["data"][0];
+      if (model_.empty()) model_ = first["id"];
+      if (first.contains("vocab_size") && first["vocab_size"].is_number_integer()) vocab_size_ = first["vocab_size"];
+    }
+    if (model_.empty()) return Status(StatusCode::kUnavailable, "/v1/models names no model: give --model");
     return {};
   }
 
@@ -281,7 +307,7 @@ class BenchServe : public Command {
     if (!extra_body_.empty()) {
       ZIPAGE_ASSIGN_OR_RETURN(extra, parse_json_object(extra_body_));
     }
-    std::vector<std::pair<std::string, int>> prompts;
+    std::vector<std::pair<json, int>> prompts;
     if (dataset_ == "custom") {
       ZIPAGE_ASSIGN_OR_RETURN(prompts, read_prompts());
     } else if (dataset_ == "random") {
@@ -301,17 +327,21 @@ class BenchServe : public Command {
         body["prompt"] = prompt;
         body["max_tokens"] = output_tokens;
       }
-      if (ignore_eos_) body["ignore_eos"] = true;
+      if (ignore_eos_ || dataset_ == "random") body["ignore_eos"] = true;
       body.update(extra);
       bodies.push_back(to_json_text(body));
     }
     return bodies;
   }
 
-  std::vector<std::pair<std::string, int>> random_prompts() const {
+  std::vector<std::pair<json, int>> random_prompts() const {
     std::mt19937_64 random(static_cast<uint64_t>(seed_));
-    std::vector<std::pair<std::string, int>> prompts;
+    std::vector<std::pair<json, int>> prompts;
     for (int i = 0; i < num_prompts_; ++i) {
+      if (vocab_size_ > 0 && !chat_) {
+        prompts.emplace_back(random_prompt_ids(seed_, static_cast<size_t>(i), input_len_, vocab_size_), output_len_);
+        continue;
+      }
       std::string prompt;
       for (int word = 0; word < input_len_; ++word) {
         if (word > 0) prompt += ' ';
@@ -322,13 +352,13 @@ class BenchServe : public Command {
     return prompts;
   }
 
-  Result<std::vector<std::pair<std::string, int>>> read_prompts() const {
+  Result<std::vector<std::pair<json, int>>> read_prompts() const {
     std::ifstream file(dataset_path_, std::ios::binary);
     if (!file) {
       return invalid_argument(fmt::format("--dataset-path: '{}' cannot be read", dataset_path_))
           .with_param("dataset-path");
     }
-    std::vector<std::pair<std::string, int>> prompts;
+    std::vector<std::pair<json, int>> prompts;
     for (std::string line; std::getline(file, line) && static_cast<int>(prompts.size()) < num_prompts_;) {
       if (trim(line).empty()) continue;
       ZIPAGE_ASSIGN_OR_RETURN(const json row, parse_json_object(line));
@@ -380,6 +410,7 @@ class BenchServe : public Command {
   std::string backend_ = "openai", base_url_, host_ = "127.0.0.1", endpoint_, model_, api_key_;
   std::string dataset_ = "random", dataset_path_, percentiles_ = "99", result_filename_, output_json_, extra_body_;
   int port_ = 8000, num_prompts_ = 1000, input_len_ = 1024, output_len_ = 128, seed_ = 0;
+  int vocab_size_ = 0;  // 0: the server does not say
   bool ignore_eos_ = false, save_result_ = false, quiet_ = false, chat_ = false;
   Arrivals arrivals_;
 };

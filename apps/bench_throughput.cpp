@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "base/log.h"
 #include "base/parse_value.h"
@@ -124,14 +123,10 @@ class BenchThroughput : public Command {
     return work;
   }
 
-  // The same ids for the same --seed, whatever the configuration.
   Result<TextRequest> random_request(LLM& llm, size_t index) const {
-    std::mt19937_64 generator(static_cast<uint64_t>(common_.config.seed) * 1'000'003 + index);
-    const auto vocabulary = static_cast<uint64_t>(llm.engine().model().vocab_size);
-    std::vector<int32_t> ids(static_cast<size_t>(input_len_.value_or(kDefaultInput)));
-    for (int32_t& id : ids) id = static_cast<int32_t>(generator() % vocabulary);
     TextRequest request;
-    request.prompt_token_ids = std::move(ids);
+    request.prompt_token_ids = random_prompt_ids(common_.config.seed, index, input_len_.value_or(kDefaultInput),
+                                                 llm.engine().model().vocab_size);
     request.request.sampling.temperature = 0;
     request.request.sampling.max_tokens = output_len_.value_or(kDefaultOutput);
     request.request.sampling.ignore_eos = true;

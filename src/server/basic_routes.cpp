@@ -61,6 +61,7 @@ ordered_json model_object(const Serving& serving, const std::string& name) {
   model["parent"] = nullptr;
   LLM* const llm = serving.llm();
   model["max_model_len"] = llm == nullptr ? ordered_json() : ordered_json(llm->engine().model().max_model_len);
+  model["vocab_size"] = llm == nullptr ? ordered_json() : ordered_json(llm->engine().model().vocab_size);
   return model;
 }
 
@@ -87,6 +88,10 @@ Result<HttpResponse> tokenize(Serving& serving, const json& body) {
   fields.read("return_token_strs", with_strings);
   ZIPAGE_RETURN_IF_ERROR(fields.status());
   ZIPAGE_ASSIGN_OR_RETURN(const ParsedRequest parsed, parse_request(body, kind, serving.request_context(kind)));
+  ZIPAGE_RETURN_IF_ERROR(serving.admits(parsed));
+  if (parsed.requests.size() > 1) {
+    return invalid_argument("prompt must be one prompt here, not a list of them").with_param("prompt");
+  }
   LLM& llm = *serving.llm();
   ZIPAGE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, llm.tokenize(parsed.requests.front()));
   ordered_json answer;

@@ -29,12 +29,14 @@ class WithServer(Cli):
         for backend in ("openai", "openai-chat"):
             path = self.folder / "numbers.json"
             result = self.zipage("bench", "serve", "--base-url", self.url, "--backend", backend, "--num-prompts", 6,
-                                 "--random-input-len", 5, "--random-output-len", 8, "--ignore-eos", "--max-concurrency", 3,
+                                 "--random-input-len", 5, "--random-output-len", 8, "--max-concurrency", 3,
                                  "--metric-percentiles", "50,99", "--output-json", path, "--quiet")
             self.assertEqual(result.returncode, 0, result.stderr)
             numbers = json.loads(path.read_text())
             self.assertEqual((numbers["completed"], numbers["failed"], numbers["num_prompts"]), (6, 0, 6))
             self.assertEqual(numbers["total_output_tokens"], 48)
+            if backend == "openai":
+                self.assertEqual(numbers["total_input_tokens"], 30)
             self.assertLessEqual(numbers["max_concurrent_requests"], 3)
             for metric in ("ttft", "tpot", "itl", "e2el"):
                 for statistic in ("mean", "median", "std", "p50", "p99"):
