@@ -70,8 +70,8 @@ class Serve : public Command {
     options.add("ssl-keyfile", "FILE", "private key, PEM", &http_.ssl_keyfile);
     add_words(options, "api-key", "KEY,...",
               "keys of which a request must bring one; also ZIPAGE_API_KEY, VLLM_API_KEY", "", &http_.gate.api_keys);
-    add_words(options, "open-paths", "PATH,...", "answered without a key", "/health,/ready,/ping,/metrics,/version",
-              &http_.gate.open_paths);
+    add_words(options, "open-paths", "PATH,...", "answered without a key",
+              "/health,/ready,/ping,/metrics,/version,/,/docs,/openapi.json", &http_.gate.open_paths);
     http_.gate.allowed_origins = {"*"};
     add_words(options, "allowed-origins", "ORIGIN,...", "origins of web pages that may ask", "*",
               &http_.gate.allowed_origins);
@@ -101,6 +101,8 @@ class Serve : public Command {
                 &serving_.return_tokens_as_token_ids);
     options.add("response-role", "NAME", "role of answers", &serving_.response_role);
     add_chat_template(options, common_);
+    options.add("trust-request-chat-template", "requests may bring a chat template of their own, which is a program",
+                &serving_.trust_request_chat_template);
     options.add("quiet", "errors only in the log", &common_.quiet, 'q');
     options.add_engine(&common_.config);
   }

@@ -98,7 +98,7 @@ void EngineImpl::end_constrained(Sequence& s) {
   Status error = constraint.error();
   if (error.ok()) {
     error =
-        Status(StatusCode::kInternal,
+        Status(StatusCode::kInvalidArgument,
                "no token is left that the request's grammar and its other fields allow and that has a finite logit");
   }
   finish(s, FinishReason::kError, std::move(error));

@@ -14,8 +14,9 @@ namespace zipage {
 
 struct GateOptions {
   std::vector<std::string> api_keys;  // empty: everybody may ask
-  // Answered without a key, for probes and scrapers.
-  std::vector<std::string> open_paths = {"/health", "/ready", "/ping", "/metrics", "/version"};
+  // Answered without a key, for probes, scrapers and browsers.
+  std::vector<std::string> open_paths = {"/health",  "/ready", "/ping", "/metrics",
+                                         "/version", "/",      "/docs", "/openapi.json"};
   std::vector<std::string> allowed_origins;  // "*" = any; empty: no CORS headers at all
   std::vector<std::string> allowed_methods = {"*"}, allowed_headers = {"*"};
   bool allow_credentials = false;

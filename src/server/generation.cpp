@@ -100,7 +100,8 @@ Status Generation::start(TextExecutor executor, Sink sink) {
     if (options_.tool_parser) choice.tools = options_.tool_parser();
     TextRequest& original = requests_[static_cast<size_t>(index / parsed_.n)];
     TextRequest request = sample + 1 < parsed_.n ? original : std::move(original);
-    if (request.request.sampling.seed) *request.request.sampling.seed += sample;
+    // Around the end of the numbers, as one sample after another: no sum of them overflows.
+    if (auto& seed = request.request.sampling.seed) seed = static_cast<int64_t>(static_cast<uint64_t>(*seed) + sample);
     choice.engine_id = request.request.request_id = serving_.next_engine_id(id_);
     const auto submitted = llm_.submit(
         std::move(request),

@@ -156,6 +156,11 @@ Result<ResponseChat> response_chat(const json& body, std::string_view text) {
   } else {
     return fault("input", fmt::format("input must be a string or a list of items, not {}", excerpt(input)));
   }
+  for (const char* key : {"text", "reasoning", "metadata"}) {
+    if (given(body, key) && !body[key].is_object()) {
+      return fault(key, fmt::format("{} must be an object, not {}", key, excerpt(body[key])));
+    }
+  }
   if (truncation != "disabled" && truncation != "auto") {
     return fault("truncation", fmt::format("truncation must be auto or disabled, not '{}'", truncation));
   }

@@ -138,7 +138,7 @@ Status handle(Serving& serving, const ExchangePtr& exchange) {
   ZIPAGE_ASSIGN_OR_RETURN(const json chat_body, parse_json_object(chat.body));
   ZIPAGE_ASSIGN_OR_RETURN(ParsedRequest parsed, parse_request(chat_body, RequestKind::kChat,
                                                               serving.request_context(RequestKind::kChat), chat.body));
-  ZIPAGE_RETURN_IF_ERROR(serving.check_model(parsed.model));
+  ZIPAGE_RETURN_IF_ERROR(serving.admits(parsed));
   const std::string model = parsed.model.empty() ? serving.model_names().front() : parsed.model;
   const std::string_view given = request.header("x-request-id");
   const std::string id = given.empty() ? random_id("resp_") : fmt::format("resp_{}", given);

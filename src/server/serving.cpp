@@ -42,6 +42,16 @@ Status Serving::check_model(const std::string& name) const {
   return Status(StatusCode::kNotFound, fmt::format("the model '{}' does not exist", name)).with_param("model");
 }
 
+Status Serving::admits(const ParsedRequest& parsed) const {
+  if (!options_.trust_request_chat_template && !parsed.requests.front().chat_template.empty()) {
+    return invalid_argument(
+               "a chat template in a request is a program that this server would run: it is refused without "
+               "--trust-request-chat-template")
+        .with_param("chat_template");
+  }
+  return check_model(parsed.model);
+}
+
 Status Serving::available() const {
   if (llm_ == nullptr) return Status(StatusCode::kUnavailable, "the model is still being loaded");
   return llm_.load()->health();
@@ -106,6 +116,7 @@ void add_routes(Router& router, Serving& serving) {
   add_completion_routes(router, serving);
   add_response_routes(router, serving);
   add_openapi_routes(router, serving);
+  add_web_page(router);
 }
 
 }  // namespace zipage

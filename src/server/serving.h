@@ -31,10 +31,11 @@ struct ServingOptions {
   std::string version;
   std::string reasoning_parser = "auto";
   std::string tool_call_parser = "auto";
-  bool request_id_headers = false;          // X-Request-Id in every answer
-  bool auto_tool_choice = true;             // tool_choice "auto" looks for calls
-  bool force_include_usage = false;         // streams end with the usage whatever they ask for
-  bool return_tokens_as_token_ids = false;  // where a request does not say
+  bool request_id_headers = false;           // X-Request-Id in every answer
+  bool trust_request_chat_template = false;  // a request may bring a template, which is a program
+  bool auto_tool_choice = true;              // tool_choice "auto" looks for calls
+  bool force_include_usage = false;          // streams end with the usage whatever they ask for
+  bool return_tokens_as_token_ids = false;   // where a request does not say
   std::string response_role = "assistant";
   // No step for so long while work waits: not ready.
   std::chrono::milliseconds stall_timeout{60'000};
@@ -62,6 +63,8 @@ class Serving {
   const std::vector<std::string>& model_names() const { return options_.model_names; }
   // "" asks for the first. kNotFound for another model's name.
   Status check_model(const std::string& name) const;
+  // What this server does not do for clients: other models, and their templates unless they are trusted.
+  Status admits(const ParsedRequest& parsed) const;
   Metrics& metrics() { return *metrics_; }  // of a model that is attached
   // Why no request can be served; ok when one can.
   Status available() const;
@@ -96,6 +99,7 @@ void add_routes(Router& router, Serving& serving);
 void add_basic_routes(Router& router, Serving& serving);       // health, models, tokenize, ...
 void add_response_routes(Router& router, Serving& serving);    // /v1/responses
 void add_openapi_routes(Router& router, Serving& serving);     // /openapi.json, /docs
+void add_web_page(Router& router);                             // /
 void add_completion_routes(Router& router, Serving& serving);  // /v1/completions, /v1/chat/completions
 
 }  // namespace zipage

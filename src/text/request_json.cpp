@@ -157,7 +157,11 @@ Status read_kv(JsonFields& fields, Request& request) {
 // Text parts are joined; other kinds of content belong to other models.
 Status flatten_content(json& message) {
   const auto content = message.find("content");
-  if (content == message.end() || !content->is_array()) return {};
+  if (content == message.end() || content->is_null() || content->is_string()) return {};
+  if (!content->is_array()) {
+    return invalid_argument(fmt::format("messages: content must be text, not {}", excerpt(*content)))
+        .with_param("messages");
+  }
   std::string text;
   for (const json& part : *content) {
     const bool is_text =
@@ -178,8 +182,13 @@ Status read_messages(const json& messages, TextRequest& request) {
     return invalid_argument("messages must be a list of at least one message").with_param("messages");
   }
   for (const json& item : messages) {
-    if (!item.is_object() || !item.contains("role") || !item["role"].is_string()) {
+    if (!item.is_object() || !item.contains("role") || !item["role"].is_string() || item["role"] == "") {
       return invalid_argument(fmt::format("messages: each must be an object with a role, not {}", excerpt(item)))
+          .with_param("messages");
+    }
+    const json calls = item.value("tool_calls", json());
+    if (!calls.is_null() && !(calls.is_array() && std::ranges::all_of(calls, &json::is_object))) {
+      return invalid_argument(fmt::format("messages: tool_calls must be a list of objects, not {}", excerpt(calls)))
           .with_param("messages");
     }
     json message = item;

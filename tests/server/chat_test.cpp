@@ -100,6 +100,7 @@ TEST_F(Chat, case_31_AnUnfinishedThoughtIsReasoning) {
 }
 
 TEST_F(Chat, case_28_TheTemplatesComplaintIsTheClientsFault) {
+  serving_options.trust_request_chat_template = true;
   start();
   const HttpReply reply =
       post("/v1/chat/completions",

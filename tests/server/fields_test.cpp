@@ -175,7 +175,7 @@ TEST_F(Fields, AContinuedMessageIsEchoedOnRequest) {
 TEST_F(Fields, WhatIsNotOfferedIsRefusedByName) {
   start();
   for (const auto& [key, value] :
-       {std::pair<const char*, json>{"suffix", "x"}, {"use_beam_search", true}, {"n", 100000}}) {
+       {std::pair<const char*, json>{"suffix", "x"}, {"use_beam_search", true}, {"n", 100000}, {"best_of", 3}}) {
     const HttpReply reply = post("/v1/completions", {{"prompt", "a"}, {key, value}});
     EXPECT_EQ(reply.status, 400) << key;
     EXPECT_EQ(json::parse(reply.body)["error"]["param"], key);

@@ -72,6 +72,7 @@ TEST_F(ToolAnswers, TheParserIsTheServersToChoose) {
 }
 
 TEST_F(ToolAnswers, case_29_ACallAndItsResultReachTheTemplate) {
+  serving_options.trust_request_chat_template = true;
   start();
   const std::string source =
       "{% for m in messages %}{{ m.role }}:{% if m.tool_calls is defined %}{{ m.content is none }}"
