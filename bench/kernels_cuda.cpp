@@ -475,6 +475,7 @@ void bench_compression(Bench& bench) {
                          .redundancy = redundancy->as<float>(),
                          .scratch = scratch->data()});
   };
+  const auto value_norms = [&](int) { b.value_norms(queue, {.source = source, .scores = scores->as<float>()}); };
   const auto carry = [&](int) { b.carry(queue, {.source = source, .scores = scores->as<float>()}); };
   const auto pool_scores = [&](int) {
     b.pool_scores(queue, {.source = source, .scores = scores->as<float>(), .out = pooled->as<float>()});
@@ -511,6 +512,7 @@ void bench_compression(Bench& bench) {
                   [&](int) { redundant(RedundancyScope::kLightning, RedundancyKeys::kRotated); });
     bench.measure(fmt::format("compress redundancy exact, {}", data), {.bytes = keys},
                   [&](int) { redundant(RedundancyScope::kExact, RedundancyKeys::kContent); });
+    bench.measure(fmt::format("compress value_norms, {}", data), {.bytes = keys}, value_norms);
     bench.measure(fmt::format("compress carry, {}", data), {}, carry);
     bench.measure(fmt::format("compress pool_scores, {}", data), {}, pool_scores);
     bench.measure(fmt::format("compress combine, {}", data), {}, combine);
@@ -525,7 +527,9 @@ void bench_compression(Bench& bench) {
                            Whole{"zipage", RedundancyScope::kLightning, RedundancyKeys::kRotated},
                            Whole{"content", RedundancyScope::kExact, RedundancyKeys::kContent}}) {
       bench.measure(fmt::format("compress all of {}, {}", w.name, data), {}, [&](int i) {
-        window(i), carry(i), pool_scores(i), redundant(w.scope, w.keys), combine(i), select(i), compact(i);
+        window(i);
+        if (w.keys == RedundancyKeys::kContent) value_norms(i);
+        carry(i), pool_scores(i), redundant(w.scope, w.keys), combine(i), select(i), compact(i);
       });
     }
   }

@@ -19,6 +19,10 @@ enum class KvCompress : uint8_t { kAll, kPrompt };  // kPrompt: once, after a pr
 enum class RedundancyScope : uint8_t { kOff, kExact, kMean, kLightning };
 enum class RedundancyKeys : uint8_t { kRotated, kContent };
 enum class ScoreCarry : uint8_t { kOff, kMax, kSum };  // how S of an earlier compression enters
+// How S and the redundancy R' of T slots become F; x = lambda.
+// kLinear: x S - (1 - x) R'. kLog: x log(T S + 0.001) - (1 - x) log(T R'), the log of S^x / R'^(1 - x), both as
+// multiples of the mean: what is looked at ten times as much counts alike at every length and sharpness.
+enum class ScoreCombine : uint8_t { kLinear, kLog };
 
 // Every stage's parameters for one sequence. A policy is a preset of these.
 struct CompressionParams {
@@ -29,16 +33,18 @@ struct CompressionParams {
   KvCompress when = KvCompress::kAll;
 
   bool attention = true;                            // stage 1; off: A = 0
+  bool value_norms = false;                         // A[t] *= |v[t]| / mean |v|
   ScoreCarry carry = ScoreCarry::kMax;              // stage 2
   float decay = 0.8F;                               // gamma of stage 2
   int pool = 5;                                     // neighbours of stage 3, odd; 1 = off
   RedundancyScope scope = RedundancyScope::kExact;  // stage 4
   RedundancyKeys keys = RedundancyKeys::kContent;
-  float threshold = 0.5F;    // cosine above which last(n) is looked for
-  float temperature = 0.4F;  // tau
-  float lambda = 0.01F;      // stage 5: F = lambda * S - (1 - lambda) * R'; scope off: F = S
-  int sinks = 0;             // stage 6
-  int recent = 0;            // newest slots always kept, the window's included
+  float threshold = 0.5F;                        // cosine above which last(n) is looked for
+  float temperature = 0.4F;                      // tau
+  ScoreCombine combine = ScoreCombine::kLinear;  // stage 5; scope off: F = S
+  float lambda = 0.01F;                          // weight of S in F
+  int sinks = 0;                                 // stage 6
+  int recent = 0;                                // newest slots always kept, the window's included
   bool protect_prompt = false;
   bool whole_blocks = false;  // stage 7 selects blocks by their mean S (policy page)
   bool random = false;        // F is a seeded hash of (seed, layer, head, position)
@@ -60,8 +66,10 @@ struct CompressionOptions {
   std::optional<int> kv_recent;
   std::optional<RedundancyScope> redundancy;
   std::optional<RedundancyKeys> redundancy_keys;
+  std::optional<ScoreCombine> score_combine;
   std::optional<float> redundancy_lambda;
   std::optional<float> redundancy_temperature;
+  std::optional<bool> value_norms;
   std::optional<float> score_decay;
   std::optional<int> score_pool;
 };

@@ -55,6 +55,7 @@ void compress(Backend& backend, Queue& queue, const CompressionModel& model, con
                                   .scores = scores,
                                   .scratch = ws.scratch()});
   }
+  if (p.attention && p.value_norms) backend.value_norms(queue, {.source = source, .scores = scores});
   if (p.attention && p.carry != ScoreCarry::kOff) {
     backend.carry(queue, {.source = source, .carry = p.carry, .decay = p.decay, .scores = scores});
   }

@@ -34,14 +34,22 @@ CompressionParams zipage_preset() {
   return p;
 }
 
+// Five eighths in whole 64s, two thirds at most: 256 of 384, 320 of 512 (docs/policies.md).
+int content_recent(int budget) {
+  return std::min((budget * 5 / 8 + 63) / 64 * 64, budget * 2 / 3);
+}
+
 CompressionParams preset(KvPolicy policy, int budget) {
   switch (policy) {
     case KvPolicy::kContent: {
       CompressionParams p = zipage_preset();
-      p.scope = RedundancyScope::kExact;
+      p.scope = RedundancyScope::kMean;
       p.keys = RedundancyKeys::kContent;
-      p.lambda = 0.01F;
-      p.recent = budget / 8 * 5;
+      p.value_norms = true;
+      p.combine = ScoreCombine::kLog;
+      p.lambda = 0.06F;
+      p.decay = 0.3F;
+      p.recent = content_recent(budget);
       p.query_stride = 4;
       return p;
     }
@@ -138,8 +146,10 @@ CompressionParams resolve(const CompressionOptions& o) {
   override_with(o.kv_recent, p.recent);
   override_with(o.redundancy, p.scope);
   override_with(o.redundancy_keys, p.keys);
+  override_with(o.score_combine, p.combine);
   override_with(o.redundancy_lambda, p.lambda);
   override_with(o.redundancy_temperature, p.temperature);
+  override_with(o.value_norms, p.value_norms);
   override_with(o.score_decay, p.decay);
   override_with(o.score_pool, p.pool);
   return p;

@@ -39,6 +39,13 @@ struct WindowScoreParams {
   std::byte* scratch = nullptr;  // Backend::compression_scratch_bytes(); null when that is 0
 };
 
+// Between stages 1 and 2. A[t] *= |v[t]| / mean |v| over the head's slots (0 when all values are 0): what attention
+// takes from a slot is its weight times its value. In place. After VATP, arXiv 2406.12335, with the Euclidean norm.
+struct ValueNormsParams {
+  CompressionSource source;
+  float* scores = nullptr;  // in/out [num_layers, num_kv_heads, num_slots]
+};
+
 // Stage 2. S[t] = max(A[t], decay * S_prev[t]) (or the sum) for t < num_scored. In place.
 struct CarryParams {
   CompressionSource source;
@@ -70,9 +77,12 @@ struct RedundancyParams {
   std::byte* scratch = nullptr;  // Backend::compression_scratch_bytes(); null when that is 0
 };
 
-// Stages 5 and 6. F = lambda * S - (1 - lambda) * R', then +inf for the window, the first `sinks` slots, the newest
-// `recent` slots and the protected part of the prompt. Without redundancy F = S; S null counts as 0; random: F in [0,
-// 1) is a hash of (seed, layer, head, position), so what it keeps is uniform over all the sequence ever had.
+// Stages 5 and 6. F of S and R' as params.combine says (T S and T R' count as at least 0.001 and 1e-30), then +inf for
+// the window, the first `sinks` slots, the newest `recent` slots and the protected part of the prompt. Without
+// redundancy F = S; S null counts as 0; random: F in [0, 1) is a hash of (seed, layer, head, position), so what it
+// keeps is uniform over all the sequence ever had.
+inline constexpr float kLeastScore = 1e-3F, kLeastRedundancy = 1e-30F;
+
 struct CombineParams {
   CompressionSource source;
   CompressionParams params;

@@ -306,6 +306,7 @@ struct BackendInfo {
 
 struct WindowScoreParams;
 struct CarryParams;
+struct ValueNormsParams;
 struct PoolScoresParams;
 struct RedundancyParams;
 struct CombineParams;
@@ -367,6 +368,7 @@ class Backend {
                                            int max_slots) const = 0;
   // The stages of compression, in order; params in ops/compress_ops.h.
   virtual void window_scores(Queue&, const WindowScoreParams&) = 0;
+  virtual void value_norms(Queue&, const ValueNormsParams&) = 0;
   virtual void carry(Queue&, const CarryParams&) = 0;
   virtual void pool_scores(Queue&, const PoolScoresParams&) = 0;
   virtual void redundancy(Queue&, const RedundancyParams&) = 0;

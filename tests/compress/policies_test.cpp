@@ -18,9 +18,12 @@ CompressionOptions options(KvPolicy policy, int budget = 512) {
 
 TEST(Policies, AreWhatTheTableSays) {
   const CompressionParams content = resolve(options(KvPolicy::kContent));
-  EXPECT_EQ(content.scope, RedundancyScope::kExact);
+  EXPECT_EQ(content.scope, RedundancyScope::kMean);
   EXPECT_EQ(content.keys, RedundancyKeys::kContent);
-  EXPECT_FLOAT_EQ(content.lambda, 0.01F);
+  EXPECT_TRUE(content.value_norms);
+  EXPECT_EQ(content.combine, ScoreCombine::kLog);
+  EXPECT_FLOAT_EQ(content.lambda, 0.06F);
+  EXPECT_FLOAT_EQ(content.decay, 0.3F);
   EXPECT_EQ(content.recent, 320);
   EXPECT_EQ(content.sinks, 0);
   EXPECT_FALSE(content.protect_prompt);
@@ -30,6 +33,8 @@ TEST(Policies, AreWhatTheTableSays) {
   const CompressionParams zipage = resolve(options(KvPolicy::kZipage));
   EXPECT_EQ(zipage.scope, RedundancyScope::kLightning);
   EXPECT_EQ(zipage.keys, RedundancyKeys::kRotated);
+  EXPECT_FALSE(zipage.value_norms);
+  EXPECT_EQ(zipage.combine, ScoreCombine::kLinear);
   EXPECT_FLOAT_EQ(zipage.lambda, 0.2F);
   EXPECT_FLOAT_EQ(zipage.decay, 0.8F);
   EXPECT_FLOAT_EQ(zipage.temperature, 0.4F);
@@ -85,8 +90,10 @@ TEST(Policies, FlagsOverrideThePreset) {
   o.protect_prompt = false;
   o.redundancy = RedundancyScope::kMean;
   o.redundancy_keys = RedundancyKeys::kRotated;
+  o.score_combine = ScoreCombine::kLinear;
   o.redundancy_lambda = 0.1F;
   o.redundancy_temperature = 0.3F;
+  o.value_norms = false;
   o.score_decay = 0.5F;
   o.score_pool = 7;
   o.kv_compress = KvCompress::kPrompt;
@@ -96,8 +103,10 @@ TEST(Policies, FlagsOverrideThePreset) {
   EXPECT_EQ(p.sinks, 4);
   EXPECT_EQ(p.scope, RedundancyScope::kMean);
   EXPECT_EQ(p.keys, RedundancyKeys::kRotated);
+  EXPECT_EQ(p.combine, ScoreCombine::kLinear);
   EXPECT_FLOAT_EQ(p.lambda, 0.1F);
   EXPECT_FLOAT_EQ(p.temperature, 0.3F);
+  EXPECT_FALSE(p.value_norms);
   EXPECT_FLOAT_EQ(p.decay, 0.5F);
   EXPECT_EQ(p.pool, 7);
   EXPECT_EQ(p.when, KvCompress::kPrompt);

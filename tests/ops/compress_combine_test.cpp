@@ -24,6 +24,7 @@ TEST(Combine, EqualsTheOracleOverRandomShapesAndProtections) {
     p.recent = static_cast<int>(random() % 100);
     p.protect_prompt = random() % 2 == 0;
     p.lambda = static_cast<float>(random() % 100) / 100.0F;
+    p.combine = random() % 2 == 0 ? ScoreCombine::kLinear : ScoreCombine::kLog;
     const bool with_scores = random() % 4 != 0, with_redundancy = random() % 3 != 0;
     std::vector<float> s = f.per_slot(), r = f.per_slot();
     for (float& x : s) x = static_cast<float>(random() % 1000) / 1000.0F;
@@ -40,7 +41,7 @@ TEST(Combine, EqualsTheOracleOverRandomShapesAndProtections) {
       for (int t = 0; t < num_slots; ++t) {
         const float g = got[static_cast<size_t>(task * num_slots + t)];
         const double w = want[static_cast<size_t>(t)];
-        ASSERT_TRUE(std::isinf(w) ? g == kInf : std::abs(g - w) < 1e-6)
+        ASSERT_TRUE(std::isinf(w) ? g == kInf : std::abs(g - w) < 1e-6 * (1 + std::abs(w)))
             << f.shape().describe() << " head " << task << " slot " << t << ": " << g << " for " << w;
       }
     }

@@ -189,7 +189,7 @@ TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
   }
 }
 
-TEST_F(CompressCuda, CarryPoolAndCombineEqualTheCpus) {
+TEST_F(CompressCuda, ValueNormsCarryPoolAndCombineEqualTheCpus) {
   for (uint32_t seed = 1; seed <= 30; ++seed) {
     CompressFixture f(cuda_shape(seed));
     const OnDevice on(*device, f);
@@ -199,10 +199,14 @@ TEST_F(CompressCuda, CarryPoolAndCombineEqualTheCpus) {
     for (float& x : redundancy) x = static_cast<float>(random() % 1000) / 1e5F;
     const auto device_scores = device->array(scores), device_redundancy = device->array(redundancy), pooled = zeros(f),
                final_scores = zeros(f);
+    cpu_backend.value_norms(*cpu_queue, {.source = f.source(), .scores = scores.data()});
+    gpu().value_norms(queue(), {.source = on.source(), .scores = device_scores.data()});
+    EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
+
     const ScoreCarry carry = seed % 2 == 0 ? ScoreCarry::kMax : ScoreCarry::kSum;
     cpu_backend.carry(*cpu_queue, {.source = f.source(), .carry = carry, .scores = scores.data()});
     gpu().carry(queue(), {.source = on.source(), .carry = carry, .scores = device_scores.data()});
-    EXPECT_TRUE(near(device_scores.values(), scores, 0, 1e-6F)) << f.shape().describe();
+    EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
 
     std::vector<float> expected = f.per_slot();
     const int width = 1 + 2 * static_cast<int>(seed % 4);
@@ -210,12 +214,13 @@ TEST_F(CompressCuda, CarryPoolAndCombineEqualTheCpus) {
                             {.source = f.source(), .width = width, .scores = scores.data(), .out = expected.data()});
     gpu().pool_scores(queue(),
                       {.source = on.source(), .width = width, .scores = device_scores.data(), .out = pooled.data()});
-    EXPECT_TRUE(near(pooled.values(), expected, 0, 1e-6F)) << f.shape().describe();
+    EXPECT_TRUE(near(pooled.values(), expected, 1e-9F, 1e-5F)) << f.shape().describe();
 
     CombineParams p{
         .source = f.source(), .scores = scores.data(), .redundancy = redundancy.data(), .out = expected.data()};
     p.params = {.budget = 128,
                 .window = f.shape().window,
+                .combine = seed % 2 == 0 ? ScoreCombine::kLinear : ScoreCombine::kLog,
                 .sinks = static_cast<int>(seed % 5),
                 .recent = static_cast<int>(seed * 7 % 60),
                 .protect_prompt = seed % 3 == 0,
@@ -228,7 +233,9 @@ TEST_F(CompressCuda, CarryPoolAndCombineEqualTheCpus) {
     if (p.redundancy != nullptr) p.redundancy = device_redundancy.data();
     p.out = final_scores.data();
     gpu().combine(queue(), p);
-    EXPECT_TRUE(near(final_scores.values(), expected, 1e-8F, p.params.random ? 0 : 1e-5F)) << f.shape().describe();
+    EXPECT_TRUE(near(final_scores.values(), expected, p.params.combine == ScoreCombine::kLog ? 2e-6F : 1e-8F,
+                     p.params.random ? 0 : 1e-5F))
+        << f.shape().describe();
   }
 }
 

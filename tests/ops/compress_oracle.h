@@ -73,6 +73,15 @@ inline Row window_scores(const Sequence& s, int layer, int kv_head) {
   return mean;
 }
 
+inline void weigh_by_values(const Head& head, Row& scores) {
+  Row norms;
+  for (const Row& v : head.v) norms.push_back(std::sqrt(dot(v, v)));
+  const double sum = std::accumulate(norms.begin(), norms.end(), 0.0);
+  for (size_t t = 0; t < norms.size(); ++t) {
+    scores[t] *= sum > 0 ? norms[t] * static_cast<double>(norms.size()) / sum : 0;
+  }
+}
+
 inline void carry(const Sequence& s, const Head& head, ScoreCarry how, double decay, Row& scores) {
   for (int t = 0; t < s.num_scored; ++t) {
     const double before = decay * head.previous[t];
@@ -175,7 +184,14 @@ inline Row combine(const Sequence& s, const Head& head, const CompressionParams&
   Row f(s.num_slots, 0.0);
   for (int t = 0; t < s.num_slots; ++t) {
     const double score = scores != nullptr ? (*scores)[t] : 0;
-    f[t] = r != nullptr ? p.lambda * score - (1.0 - p.lambda) * (*r)[t] : score;
+    if (r == nullptr) {
+      f[t] = score;
+    } else if (p.combine == ScoreCombine::kLog) {
+      f[t] = p.lambda * std::log(s.num_slots * score + 0.001) -
+             (1.0 - p.lambda) * std::log(std::max(s.num_slots * (*r)[t], 1e-30));
+    } else {
+      f[t] = p.lambda * score - (1.0 - p.lambda) * (*r)[t];
+    }
     if (is_protected(s, head, p, t)) f[t] = std::numeric_limits<double>::infinity();
   }
   return f;
@@ -220,17 +236,23 @@ inline HeadResult compress_head(const Sequence& s, int layer, int kv_head, const
   out.tolerance.assign(s.num_slots, 1e-6);
   if (p.attention) {
     out.scores = window_scores(s, layer, kv_head);
+    if (p.value_norms) weigh_by_values(head, out.scores);
     carry(s, head, p.carry, p.decay, out.scores);
     if (p.pool > 1) out.scores = pool(s, out.scores, p.pool);
-    for (int t = 0; t < s.num_slots; ++t)
-      out.tolerance[t] += 3e-5 * out.scores[t] * (p.scope == RedundancyScope::kOff ? 1 : p.lambda);
+    for (int t = 0; t < s.num_slots; ++t) {
+      const double size = p.scope == RedundancyScope::kOff  ? out.scores[t]
+                          : p.combine == ScoreCombine::kLog ? p.lambda
+                                                            : p.lambda * out.scores[t];
+      out.tolerance[t] += 3e-5 * size;
+    }
   }
   Redundancy r;
   if (p.scope != RedundancyScope::kOff) {
     r = redundancy(s, head, p, 2e-6);
     for (int t = 0; t < s.num_slots; ++t) {
-      out.tolerance[t] =
-          out.tolerance[t] - 1e-6 + 1e-9 + (1 - p.lambda) * r.value[t] * (1e-5 + std::expm1(r.log_slack[t]));
+      const double relative =
+          p.combine == ScoreCombine::kLog ? 1e-5 + r.log_slack[t] : r.value[t] * (1e-5 + std::expm1(r.log_slack[t]));
+      out.tolerance[t] += 1e-9 - 1e-6 + (1 - p.lambda) * relative;
     }
   }
   out.final_scores =

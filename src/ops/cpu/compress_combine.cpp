@@ -1,5 +1,6 @@
 // Stages 5 and 6: one number per slot, and what may not go whatever its number.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ops/cpu/compress_source.h"
@@ -17,6 +18,23 @@ float hash_unit(uint64_t seed, uint64_t task, int32_t position) {
     x ^= x >> 31U;
   }
   return static_cast<float>(x >> 40U) * 0x1p-24F;
+}
+
+// S or R' null counts as 0 and is left out of F.
+void combine_linear(float lambda, const float* s, const float* r, int num_slots, float* f) {
+  const float weight = r == nullptr ? 1.0F : lambda;
+  for (int t = 0; t < num_slots; ++t) f[t] = s == nullptr ? 0.0F : weight * s[t];
+  if (r == nullptr) return;
+  for (int t = 0; t < num_slots; ++t) f[t] -= (1.0F - lambda) * r[t];
+}
+
+void combine_log(float lambda, const float* s, const float* r, int num_slots, float* f) {
+  const auto scale = static_cast<float>(num_slots);
+  for (int t = 0; t < num_slots; ++t) {
+    const float score = s == nullptr ? 0.0F : s[t];
+    f[t] = lambda * std::log(scale * score + kLeastScore) -
+           (1.0F - lambda) * std::log(std::max(scale * r[t], kLeastRedundancy));
+  }
 }
 
 void protect(const CombineParams& p, const int32_t* positions, float* f) {
@@ -54,10 +72,10 @@ void CpuBackend::combine(Queue& queue, const CombineParams& p) {
     float* f = p.out + task * num_slots;
     const float* s = p.scores == nullptr ? nullptr : p.scores + task * num_slots;
     const float* r = p.redundancy == nullptr ? nullptr : p.redundancy + task * num_slots;
-    const float weight = r == nullptr ? 1.0F : c.lambda;
-    for (int t = 0; t < num_slots; ++t) f[t] = s == nullptr ? 0.0F : weight * s[t];
-    if (r != nullptr) {
-      for (int t = 0; t < num_slots; ++t) f[t] -= (1.0F - c.lambda) * r[t];
+    if (c.combine == ScoreCombine::kLog && r != nullptr) {
+      combine_log(c.lambda, s, r, num_slots, f);
+    } else {
+      combine_linear(c.lambda, s, r, num_slots, f);
     }
     if (c.random) {
       for (int t = 0; t < num_slots; ++t) {

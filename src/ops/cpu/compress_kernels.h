@@ -73,6 +73,8 @@ constexpr size_t redundancy_scratch_bytes(int num_slots, int head_dim) {
 struct CompressKernels {
   void (*window_scores)(const WindowKernelArgs&);
   void (*redundancy)(const RedundancyKernelArgs&);
+  // out[i] = |row i| of bf16 [n][head_dim], head_dim even.
+  void (*row_norms)(const uint16_t* rows, int n, int head_dim, float* out);
   // How many of keys[0, n) are >= bound.
   int (*count_at_least)(const int32_t* keys, int n, int32_t bound);
   // One target tile of keys: lane i gets lane source_lanes[i] of source_tiles[i], which may be the target itself.

@@ -52,6 +52,31 @@ ZIPAGE_INLINE I16 lanes_in_use(int tile, int num_slots) {
 #include "ops/cpu/compress_redundancy_kernel.h"
 #include "ops/cpu/compress_window_scores_kernel.h"
 
+// ---- between stages 1 and 2 ----
+
+void row_norms(const uint16_t* rows, int n, int head_dim, float* out) {
+  for (int i = 0; i < n; ++i, rows += head_dim) {
+    F16 squares = {};
+    int d = 0;
+    for (; d + 32 <= head_dim; d += 32) {
+      int32_t pairs[16];
+      std::memcpy(pairs, rows + d, sizeof pairs);
+      const I16 both = load(pairs);
+      const F16 low = as_float(both << 16), high = as_float(both & splat(static_cast<int32_t>(0xffff0000)));
+      squares = fma(low, low, fma(high, high, squares));
+    }
+    float sum = 0;
+    for (; d < head_dim; ++d) {
+      const auto bits = static_cast<uint32_t>(rows[d]) << 16U;
+      float x;
+      std::memcpy(&x, &bits, sizeof x);
+      sum += x * x;
+    }
+    for (int lane = 0; lane < 16; ++lane) sum += squares[lane];
+    out[i] = __builtin_sqrtf(sum);
+  }
+}
+
 // ---- stages 7 and 8 ----
 
 int count_at_least(const int32_t* keys, int n, int32_t bound) {
@@ -99,6 +124,6 @@ void gather_key_tile(uint16_t* target, const uint16_t* const* source_tiles, cons
 
 }  // namespace
 
-const CompressKernels kCompressKernels = {window_scores, redundancy, count_at_least, gather_key_tile};
+const CompressKernels kCompressKernels = {window_scores, redundancy, row_norms, count_at_least, gather_key_tile};
 
 }  // namespace zipage::cpu::ZIPAGE_KERNEL_NAMESPACE

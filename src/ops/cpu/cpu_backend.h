@@ -71,6 +71,7 @@ class CpuBackend final : public Backend {
   // Each executor has scratch per thread.
   size_t compression_scratch_bytes(const KvGeometry&, int, int, int) const override { return 0; }
   void window_scores(Queue& queue, const WindowScoreParams& params) override;
+  void value_norms(Queue& queue, const ValueNormsParams& params) override;
   void carry(Queue& queue, const CarryParams& params) override;
   void pool_scores(Queue& queue, const PoolScoresParams& params) override;
   void redundancy(Queue& queue, const RedundancyParams& params) override;

@@ -11,6 +11,7 @@ struct Args {
   Source source;
   const float *scores, *redundancy;  // or null
   float* out;
+  ScoreCombine combine;
   float lambda;
   int sinks, newest;
   // Protected prompt positions [0, head_end) and [tail_begin, prompt_len); prompt_len 0 = none.
@@ -38,8 +39,14 @@ __global__ void combine_kernel(const __grid_constant__ Args a) {
   const int t = blockIdx.x * kThreads + threadIdx.x, unit = blockIdx.y, num_slots = a.source.num_slots;
   if (t >= num_slots) return;
   const int64_t i = int64_t{unit} * num_slots + t;
-  float f = a.scores != nullptr ? (a.redundancy != nullptr ? a.lambda : 1.0F) * a.scores[i] : 0.0F;
-  if (a.redundancy != nullptr) f -= (1.0F - a.lambda) * a.redundancy[i];
+  const float score = a.scores != nullptr ? a.scores[i] : 0.0F;
+  float f = score;
+  if (a.redundancy != nullptr && a.combine == ScoreCombine::kLog) {
+    f = a.lambda * logf(num_slots * score + kLeastScore) -
+        (1.0F - a.lambda) * logf(fmaxf(num_slots * a.redundancy[i], kLeastRedundancy));
+  } else if (a.redundancy != nullptr) {
+    f = a.lambda * score - (1.0F - a.lambda) * a.redundancy[i];
+  }
   if (a.random) f = hash_unit(a.seed, static_cast<uint64_t>(unit), a.source.position(unit, t));
   bool keep = t < a.sinks || t >= num_slots - a.newest;
   if (!keep && a.prompt_len > 0) {
@@ -62,6 +69,7 @@ void combine(const Launch& launch, const CombineParams& p) {
                .scores = p.scores,
                .redundancy = p.redundancy,
                .out = p.out,
+               .combine = c.combine,
                .lambda = c.lambda,
                .sinks = c.sinks,
                .newest = newest,

@@ -71,6 +71,7 @@ class CudaBackend final : public Backend {
   void kv_gather(Queue&, const KvGatherParams&) override;
 
   void window_scores(Queue&, const WindowScoreParams&) override;
+  void value_norms(Queue&, const ValueNormsParams&) override;
   void carry(Queue&, const CarryParams&) override;
   void pool_scores(Queue&, const PoolScoresParams&) override;
   void redundancy(Queue&, const RedundancyParams&) override;

@@ -46,6 +46,12 @@ void CudaBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
   done("window_scores");
 }
 
+void CudaBackend::value_norms(Queue& queue, const ValueNormsParams& p) {
+  check_source(p.source, "value_norms");
+  cuda::value_norms(launch(queue), p);
+  done("value_norms");
+}
+
 void CudaBackend::carry(Queue& queue, const CarryParams& p) {
   check_source(p.source, "carry");
   ZIPAGE_CHECK(p.source.kv.scores != nullptr || p.source.num_scored == 0, "carry: a pool without scores");

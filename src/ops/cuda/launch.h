@@ -119,6 +119,7 @@ void attention_prefill_hopper(const Launch&, const AttentionParams&, int first_s
 
 void window_scores(const Launch&, const WindowScoreParams&);
 size_t window_scores_scratch_bytes(const KvGeometry&, int num_heads, int window, int num_slots);
+void value_norms(const Launch&, const ValueNormsParams&);
 void carry(const Launch&, const CarryParams&);
 void pool_scores(const Launch&, const PoolScoresParams&);
 void redundancy(const Launch&, const RedundancyParams&);
