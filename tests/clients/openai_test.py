@@ -35,6 +35,9 @@ class OpenAI(unittest.TestCase):
 
     def test_models(self):
         self.assertEqual([model.id for model in self.client.models.list()], ["reasoner"])
+        self.assertEqual(self.client.models.retrieve("reasoner").object, "model")
+        with self.assertRaises(openai.NotFoundError):
+            self.client.models.retrieve("another")
 
     def test_completions(self):
         answer = self.client.completions.create(model="reasoner", prompt=["a", "b"], max_tokens=5, n=2, temperature=0,

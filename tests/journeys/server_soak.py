@@ -130,6 +130,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1200)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output-json", help="the numbers, with memory over time")
     arguments = parser.parse_args()
     flags = ("--block-size", 16, "--num-gpu-blocks-override", 80, "--max-num-seqs", 8, "--kv-budget", 128, "--kv-slack",
              32, "--max-queued-requests", 64, "--scheduling-policy", "priority", "--quiet")
@@ -162,6 +163,7 @@ def main():
             soak.faults.append(f"not given back: {left}")
         if soak.canary() != expected:
             soak.faults.append("the canary's answer has changed")
+        growth = None
         warm = [size for at, size in memory if at > arguments.seconds / 10]
         if len(warm) >= 20:
             half = len(warm) // 2
@@ -174,6 +176,12 @@ def main():
                                                             "vllm:request_success_total{abort}")})
         if server.end() != 0:
             soak.faults.append("the server did not end well:\n" + server.log)
+        if arguments.output_json:
+            numbers = {"seconds": round(time.monotonic() - begin), "clients": arguments.clients, "flags": list(map(str, flags)),
+                       "requests": soak.counts, "faults": soak.faults, "not_given_back": left, "growth_bytes_second_half": growth,
+                       "metrics": {name: value for name, value in sorted(counts.items()) if name.endswith("_total") or "_total{" in name},
+                       "rss_mib": [[round(at), round(size / 2**20, 1)] for at, size in memory[::12]]}
+            Path(arguments.output_json).write_text(json.dumps(numbers, indent=1) + "\n")
         for fault in soak.faults:
             print("FAULT", fault, file=sys.stderr)
         return 1 if soak.faults else 0
