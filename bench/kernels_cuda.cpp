@@ -217,6 +217,51 @@ void bench_gemm(Bench& bench) {
   }
 }
 
+// The linear layers between two attentions: as one kernel, and op by op.
+void bench_chain(Bench& bench) {
+  if (!bench.wants("chain")) return;
+  constexpr int kDistinct = 3;
+  struct Layer {
+    std::unique_ptr<Linear> qkv, o, gate_up, down;
+  };
+  Backend& b = bench.backend();
+  std::vector<Layer> layers;
+  for (uint64_t i = 0; i < kDistinct; ++i) {
+    layers.push_back({b.make_noise_linear(6144, kHidden, 4 * i), b.make_noise_linear(kHidden, kHidden, 4 * i + 1),
+                      b.make_noise_linear(2 * kIntermediate, kHidden, 4 * i + 2),
+                      b.make_noise_linear(kHidden, kIntermediate, 4 * i + 3)});
+  }
+  const auto norm = bench.array(std::vector<float>(kHidden, 1.0F));
+  const double bytes = 2.0 * kHidden * (6144.0 + kHidden + 3.0 * kIntermediate);
+  for (const int64_t rows : {1, 8, 16, 32, 40, 64}) {
+    const auto buffer = [&](int64_t cols) { return bench.random(static_cast<size_t>(rows * cols) * 2, "activations"); };
+    const auto x = buffer(kHidden), hidden = buffer(kHidden), residual = buffer(kHidden), qkv = buffer(6144),
+               gate_up = buffer(2 * kIntermediate), ffn = buffer(kIntermediate);
+    for (const bool one : {true, false}) {
+      bench.measure(fmt::format("chain rows {}{}", rows, one ? "" : ", op by op"), {.bytes = bytes}, [&](int i) {
+        const Layer& layer = layers[static_cast<size_t>(i % kDistinct)];
+        const DenseChainParams p{.x = act(*x, rows, kHidden),
+                                 .residual = act(*residual, rows, kHidden),
+                                 .output = {layer.o.get()},
+                                 .gate_up = {layer.gate_up.get()},
+                                 .down = {layer.down.get()},
+                                 .next_qkv = {layer.qkv.get()},
+                                 .norm = norm->as<float>(),
+                                 .next_norm = norm->as<float>(),
+                                 .hidden = act(*hidden, rows, kHidden),
+                                 .gate_up_out = act(*gate_up, rows, 2 * kIntermediate),
+                                 .ffn = act(*ffn, rows, kIntermediate),
+                                 .qkv = act(*qkv, rows, 6144)};
+        if (one) {
+          b.dense_chain(bench.queue(), p);
+        } else {
+          b.Backend::dense_chain(bench.queue(), p);
+        }
+      });
+    }
+  }
+}
+
 // ---- attention -----------------------------------------------------------------------------------------------------
 
 struct Pool {
@@ -584,11 +629,11 @@ void bench_step(Bench& bench) {
                tokens = buffer(1, 4);
     const Matrix h = act(*hidden, rows, kHidden), r = act(*residual, rows, kHidden);
     const auto step = [&] {
-      b.embedding(queue, {.table = head.get(), .token_ids = tokens->as<int32_t>(), .out = h});
+      b.embedding(queue, {.table = head.get(), .token_ids = tokens->as<int32_t>(), .out = r});
+      b.rms_norm(queue, {.x = r, .weight = norm->as<float>(), .out = h});
+      b.linear(queue, {.x = h, .weight = layers[0].qkv.get(), .out = act(*qkv, rows, 6144)});
       for (int i = 0; i < kLayers; ++i) {
         const Layer& layer = layers[static_cast<size_t>(i % kDistinct)];
-        b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
-        b.linear(queue, {.x = h, .weight = layer.qkv.get(), .out = act(*qkv, rows, 6144)});
         b.qkv_rope_append(queue, {.qkv = act(*qkv, rows, 6144),
                                   .num_heads = kHeads,
                                   .q_norm = norm->as<float>(),
@@ -607,12 +652,18 @@ void bench_step(Bench& bench) {
                             .batch = batch.view,
                             .kv = pool.pool,
                             .out = act(*attended, rows, kHidden)});
-        b.linear(queue, {.x = act(*attended, rows, kHidden), .weight = layer.o.get(), .out = h});
-        b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
-        b.linear(queue, {.x = h, .weight = layer.gate_up.get(), .out = act(*gate_up, rows, 2 * kIntermediate)});
-        b.silu_mul(queue,
-                   {.gate_up = act(*gate_up, rows, 2 * kIntermediate), .out = act(*activated, rows, kIntermediate)});
-        b.linear(queue, {.x = act(*activated, rows, kIntermediate), .weight = layer.down.get(), .out = h});
+        b.dense_chain(queue, {.x = act(*attended, rows, kHidden),
+                              .residual = r,
+                              .output = {layer.o.get()},
+                              .gate_up = {layer.gate_up.get()},
+                              .down = {layer.down.get()},
+                              .next_qkv = {layers[static_cast<size_t>((i + 1) % kDistinct)].qkv.get()},
+                              .norm = norm->as<float>(),
+                              .next_norm = norm->as<float>(),
+                              .hidden = h,
+                              .gate_up_out = act(*gate_up, rows, 2 * kIntermediate),
+                              .ffn = act(*activated, rows, kIntermediate),
+                              .qkv = act(*qkv, rows, 6144)});
       }
       b.rms_norm(queue, {.x = h, .residual = r, .weight = norm->as<float>(), .out = h});
       b.linear(queue, {.x = h, .weight = head.get(), .out = {logits->data(), DType::kF32, rows, kVocab, kVocab}});
@@ -652,6 +703,7 @@ int main(int argc, char** argv) {
     cuda::bench_sample(bench);
     cuda::bench_compression(bench);
     cuda::bench_gemm(bench);
+    cuda::bench_chain(bench);
     cuda::bench_linear(bench);
     cuda::bench_step(bench);
   } catch (const std::exception& error) {

@@ -82,15 +82,12 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
   backend_.embedding(
       queue,
       {.table = weights_.embedding.get(), .token_ids = batch.token_ids, .sampled = batch.sampled, .out = residual});
+  const LayerWeights& first = weights_.layers.front();
+  backend_.rms_norm(queue, {.x = residual, .weight = first.input_norm, .eps = eps, .out = hidden});
+  backend_.linear(queue, {.x = hidden, .weight = first.qkv.get(), .bias = first.qkv_bias, .out = qkv});
   for (int i = 0; i < config_.num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
-    if (i == 0) {
-      backend_.rms_norm(queue, {.x = residual, .weight = layer.input_norm, .eps = eps, .out = hidden});
-    } else {
-      backend_.rms_norm(queue,
-                        {.x = hidden, .residual = residual, .weight = layer.input_norm, .eps = eps, .out = hidden});
-    }
-    backend_.linear(queue, {.x = hidden, .weight = layer.qkv.get(), .bias = layer.qkv_bias, .out = qkv});
+    const LayerWeights* next = i + 1 < config_.num_layers ? &layer + 1 : nullptr;
     backend_.qkv_rope_append(queue, {.qkv = qkv,
                                      .num_heads = config_.num_heads,
                                      .q_norm = layer.q_norm,
@@ -109,12 +106,22 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
                                .batch = batch,
                                .kv = kv,
                                .out = attention});
-    backend_.linear(queue, {.x = attention, .weight = layer.output.get(), .bias = layer.output_bias, .out = hidden});
-    backend_.rms_norm(
-        queue, {.x = hidden, .residual = residual, .weight = layer.post_attention_norm, .eps = eps, .out = hidden});
-    backend_.linear(queue, {.x = hidden, .weight = layer.gate_up.get(), .bias = layer.gate_up_bias, .out = gate_up});
-    backend_.silu_mul(queue, {.gate_up = gate_up, .out = ffn});
-    backend_.linear(queue, {.x = ffn, .weight = layer.down.get(), .bias = layer.down_bias, .out = hidden});
+    DenseChainParams dense{.x = attention,
+                           .residual = residual,
+                           .output = {layer.output.get(), layer.output_bias},
+                           .gate_up = {layer.gate_up.get(), layer.gate_up_bias},
+                           .down = {layer.down.get(), layer.down_bias},
+                           .norm = layer.post_attention_norm,
+                           .eps = eps,
+                           .hidden = hidden,
+                           .gate_up_out = gate_up,
+                           .ffn = ffn,
+                           .qkv = qkv};
+    if (next != nullptr) {
+      dense.next_qkv = {next->qkv.get(), next->qkv_bias};
+      dense.next_norm = next->input_norm;
+    }
+    backend_.dense_chain(queue, dense);
   }
 }
 

@@ -8,6 +8,17 @@ namespace zipage {
 std::unique_ptr<Backend> make_cuda_backend();
 #endif
 
+void Backend::dense_chain(Queue& queue, const DenseChainParams& p) {
+  linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
+  rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});
+  linear(queue, {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .out = p.gate_up_out});
+  silu_mul(queue, {.gate_up = p.gate_up_out, .out = p.ffn});
+  linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
+  if (p.next_qkv.weight == nullptr) return;
+  rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.next_norm, .eps = p.eps, .out = p.hidden});
+  linear(queue, {.x = p.hidden, .weight = p.next_qkv.weight, .bias = p.next_qkv.bias, .out = p.qkv});
+}
+
 std::unique_ptr<Backend> make_backend(std::string_view device, const CpuOptions& cpu) {
   if (device == "cpu") return make_cpu_backend(cpu);
 #ifdef ZIPAGE_CUDA

@@ -169,6 +169,28 @@ struct SiluMulParams {
   Matrix out;      // act [rows, intermediate]
 };
 
+// Everything between a layer's attention and the next one's QKV, in order:
+//   residual += output(x);  ffn = silu(gate) * up of gate_up(norm(residual));  down(ffn) is the branch;
+//   residual += branch;  qkv = next_qkv(next_norm(residual))
+// REQUIRES: no other queue of the device runs it at the same time (blocks of a kernel may wait for each other).
+struct DenseChainParams {
+  struct Layer {
+    const Linear* weight = nullptr;
+    const float* bias = nullptr;  // or null
+  };
+  Matrix x;                          // act [rows, num_heads * head_dim]: what attention gave
+  Matrix residual;                   // act [rows, hidden]
+  Layer output, gate_up, down;       // [hidden, x.cols], [2 * intermediate, hidden], [hidden, intermediate]
+  Layer next_qkv;                    // weight null behind the last layer: the branch is left in `hidden`, not added
+  const float* norm = nullptr;       // [hidden]
+  const float* next_norm = nullptr;  // [hidden]; null behind the last layer
+  float eps = 1e-6F;
+  Matrix hidden;       // act [rows, hidden]: workspace; behind the last layer the branch
+  Matrix gate_up_out;  // act [rows, 2 * intermediate]: workspace
+  Matrix ffn;          // act [rows, intermediate]: workspace
+  Matrix qkv;          // act [rows, next_qkv's features]
+};
+
 struct GatherRowsParams {
   Matrix x;                       // act [*, cols]
   const int32_t* rows = nullptr;  // [out.rows]
@@ -355,6 +377,8 @@ class Backend {
   virtual void qkv_rope_append(Queue&, const QkvRopeAppendParams&) = 0;
   virtual void attention(Queue&, const AttentionParams&) = 0;
   virtual void silu_mul(Queue&, const SiluMulParams&) = 0;
+  // The ops above, one after another, unless a backend knows better.
+  virtual void dense_chain(Queue&, const DenseChainParams&);
   virtual void gather_rows(Queue&, const GatherRowsParams&) = 0;
   virtual void sample(Queue&, const SampleParams&) = 0;
   virtual void logprobs(Queue&, const LogprobsParams&) = 0;

@@ -340,31 +340,37 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   auto* merge_out = reinterpret_cast<float*>(shared + warps * S::kStages * S::kStageBytes);  // [warps, group, head_dim]
   auto* merge_stats = reinterpret_cast<float2*>(merge_out + warps * a.group * kHeadDim);     // [warps, group]
   int* first_tile = reinterpret_cast<int*>(merge_stats + warps * a.group);                   // [num_seqs + 1]
-  // Lengths are uploaded, no kernel writes them: the split is made while the kernel before this one drains.
+  // Lengths and tables are uploaded before a step, and of a sequence's K and V the step writes the last slot alone: the
+  // split is made and the first tiles are fetched while the kernel before this one drains.
+  let_next_start();
   sum_tiles<kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
-  wait_for_previous();
 
   // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
-  const auto clear = [&](int64_t token) {
-    for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += blockDim.x) a.out[token * a.out_stride + i] = bf16(0.0F);
+  const auto clear_padding = [&] {
+    const auto clear = [&](int64_t token) {
+      for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += blockDim.x)
+        a.out[token * a.out_stride + i] = bf16(0.0F);
+    };
+    for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
+      if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
+    }
+    for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
+      clear(token);
   };
-  for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
-    if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
-  }
-  for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
-    clear(token);
-
   const int total = first_tile[a.num_seqs] * num_kv_heads;
   const int per_block = max(ceil_div(total, static_cast<int>(gridDim.x)), warps);
   const Piece piece = {min(static_cast<int>(blockIdx.x) * per_block, total),
                        min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
-  if (piece.begin >= piece.end) return;
+  // Of the segment's first tile in the line.
+  Cursor<kUnitCost> load;
+  int load_position = piece.end;
+  if (piece.begin < piece.end) load_position = load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
+  if (load_position >= piece.end) {
+    wait_till_previous_ended();
+    return clear_padding();
+  }
 
   // The warp's tiles of a unit segment are first + warp, + warps, ...: the loader walks them ahead of the arithmetic.
-  Cursor<kUnitCost> load;
-  // Of the segment's first tile in the line.
-  int load_position = load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
-  if (load_position >= piece.end) return;
   int position = load_position;
   Cursor<kUnitCost> unit = load;
   int load_tile = load.tile + warp;  // within the unit
@@ -381,11 +387,15 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     load_segment_end = min(load.num_tiles, piece.end - load_position);
     return true;
   };
-  bool loading = true;
+  bool loading = true, waited = false;
   int load_stage = 0;
   const auto issue = [&] {  // the warp's next tile, if any is left, as one group of copies
     while (loading && load_tile >= load_segment_end) loading = next_segment();
     if (loading) {
+      if (!waited && (load_tile + 1) * kTile >= load.seq_len) {
+        wait_till_previous_ended();
+        waited = true;
+      }
       const int block = load_tile / tiles_per_block;
       if (table_base < 0 || block < table_base || block >= table_base + kWarpSize) {
         table_base = block;
@@ -411,13 +421,16 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   };
 #pragma unroll
   for (int i = 0; i < S::kStages - 1; ++i) issue();
+  wait_till_previous_ended();
+  waited = true;
 
   Warp<kFp8, kHeadDim, kHeadTiles> state;
+  state.load_query(a, unit.seq, unit.head);
+  clear_padding();
   int stage = 0;
   while (position < piece.end) {
     const int segment_end = min(unit.num_tiles, unit.tile + piece.end - position);
     state.scale_log2 = a.scale * kLog2e * (kFp8 ? a.k_scale[a.layer * num_kv_heads + unit.head] : 1.0F);
-    state.load_query(a, unit.seq, unit.head);
     state.reset();
     for (int tile = unit.tile + warp; tile < segment_end; tile += warps) {
       issue();
@@ -429,14 +442,22 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
     }
 
+    // The next unit's queries are on their way while this one is finished.
+    const Cursor<kUnitCost> finished = unit;
+    const int next_position = position + segment_end - unit.tile + kUnitCost;
+    if (next_position < piece.end) {
+      unit.next_unit(first_tile, num_kv_heads, a.seq_lens);
+      state.load_query(a, unit.seq, unit.head);
+    }
     state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
     __syncthreads();
-    const int unit_index = unit.seq * num_kv_heads + unit.head;
-    const int unit_begin = position - unit.tile, unit_end = unit_begin + unit.num_tiles;  // its tiles in the line
+    const int unit_index = finished.seq * num_kv_heads + finished.head;
+    const int unit_begin = position - finished.tile,
+              unit_end = unit_begin + finished.num_tiles;  // its tiles in the line
     const int first_block = unit_begin / per_block, last_block = (unit_end - 1) / per_block;
     const bool alone = first_block == last_block;
-    const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + unit.head] : 1.0F;
-    bf16* out = a.out + a.query_start_loc[unit.seq] * a.out_stride + int64_t{unit.head} * a.group * kHeadDim;
+    const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F;
+    bf16* out = a.out + a.query_start_loc[finished.seq] * a.out_stride + int64_t{finished.head} * a.group * kHeadDim;
     // A block meets at most one shared unit at its begin and one at its end.
     const int64_t part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1);
     for (int i = threadIdx.x; i < a.group * kHeadDim; i += blockDim.x) {
@@ -473,9 +494,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     }
     __syncthreads();  // merge_out is free again
 
-    position += segment_end - unit.tile + kUnitCost;
-    if (position >= piece.end) break;
-    unit.next_unit(first_tile, num_kv_heads, a.seq_lens);
+    position = next_position;
   }
 }
 

@@ -63,6 +63,7 @@ class CudaBackend final : public Backend {
   void qkv_rope_append(Queue&, const QkvRopeAppendParams&) override;
   void attention(Queue&, const AttentionParams&) override;
   void silu_mul(Queue&, const SiluMulParams&) override;
+  void dense_chain(Queue&, const DenseChainParams&) override;
   void gather_rows(Queue&, const GatherRowsParams&) override;
   void sample(Queue&, const SampleParams&) override;
   void logprobs(Queue&, const LogprobsParams&) override;

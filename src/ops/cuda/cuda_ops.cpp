@@ -120,6 +120,34 @@ void CudaBackend::silu_mul(Queue& queue, const SiluMulParams& p) {
   done("silu_mul");
 }
 
+void CudaBackend::dense_chain(Queue& queue, const DenseChainParams& p) {
+  const Launch where = launch(queue);
+  if (!serves_dense_chain(where, p)) return Backend::dense_chain(queue, p);
+  check_act(p.x, "dense_chain", "x");
+  check_act(p.residual, "dense_chain", "residual");
+  check_act(p.hidden, "dense_chain", "hidden");
+  check_act(p.ffn, "dense_chain", "ffn");
+  const int64_t rows = p.x.rows, hidden = p.hidden.cols;
+  const auto fits = [](const DenseChainParams::Layer& layer, int64_t in, int64_t out) {
+    return layer.weight->in_features() == in && layer.weight->out_features() == out;
+  };
+  ZIPAGE_CHECK(p.residual.rows == rows && p.hidden.rows == rows && p.ffn.rows == rows && p.residual.cols == hidden &&
+                   p.hidden.data != p.x.data && p.hidden.data != p.residual.data && fits(p.output, p.x.cols, hidden) &&
+                   fits(p.gate_up, hidden, 2 * p.ffn.cols) && fits(p.down, p.ffn.cols, hidden),
+               "dense_chain: {} rows of {}, hidden {}, ffn {}", rows, p.x.cols, hidden, p.ffn.cols);
+  if (p.next_qkv.weight != nullptr) {
+    check_act(p.qkv, "dense_chain", "qkv");
+    ZIPAGE_CHECK(p.qkv.rows == rows && fits(p.next_qkv, hidden, p.qkv.cols), "dense_chain: qkv [{}, {}]", p.qkv.rows,
+                 p.qkv.cols);
+  }
+  if (rows == 0) return;
+  const auto data = [](const DenseChainParams::Layer& layer) -> const void* {
+    return layer.weight == nullptr ? nullptr : static_cast<const CudaLinear&>(*layer.weight).data();
+  };
+  cuda::dense_chain(where, p, {data(p.output), data(p.gate_up), data(p.down), data(p.next_qkv)});
+  done("dense_chain");
+}
+
 void CudaBackend::gather_rows(Queue& queue, const GatherRowsParams& p) {
   check_act(p.x, "gather_rows", "x");
   check_act(p.out, "gather_rows", "out");

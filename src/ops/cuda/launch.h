@@ -85,11 +85,21 @@ void run(const Launch& launch, void (*kernel)(Params...), dim3 grid, int threads
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "a kernel's start");
 }
 
-__device__ __forceinline__ void wait_for_previous() {
+// The two halves. In between, a kernel may read what no kernel since the last copy to the device has written: weights,
+// and, since a step begins with the copy of its inputs, those inputs and the KV of tokens before the step's own.
+__device__ __forceinline__ void let_next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_till_previous_ended() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+  let_next_start();
+  wait_till_previous_ended();
 }
 #endif
 
@@ -100,6 +110,10 @@ void rms_norm(const Launch&, const RmsNormParams&);
 void add_bias(const Launch&, const Matrix& x, const float* bias, const Matrix& out);  // x fp32
 void qkv_rope_append(const Launch&, const QkvRopeAppendParams&);
 void silu_mul(const Launch&, const SiluMulParams&);
+// Weights: of output, gate and up, down, the next QKV (null behind the last layer).
+void dense_chain(const Launch&, const DenseChainParams&, const void* const (&weights)[4]);
+bool serves_dense_chain(const Launch&, const DenseChainParams&);
+inline constexpr int kMaxDenseChainRows = 16;  // with more, x takes longer than the weights
 void gather_rows(const Launch&, const GatherRowsParams&);
 void sample(const Launch&, const SampleParams&);
 void logprobs(const Launch&, const LogprobsParams&);

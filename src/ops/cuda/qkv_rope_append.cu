@@ -30,7 +30,7 @@ __device__ __forceinline__ void load8(const float* from, float (&out)[kVector]) 
 
 template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_constant__ Args a) {
-  wait_for_previous();
+  let_next_start();
   constexpr int kChunks = kHeadDim / kVector;
   constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // a power of two, for the exchange between lanes
   constexpr int kHeadsAtOnce = kThreads / kLanes;
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
     }
   }
 
+  wait_till_previous_ended();
   for (int base = blockIdx.y * kHeadsAtOnce; base < heads; base += gridDim.y * kHeadsAtOnce) {
     const int head = base + static_cast<int>(threadIdx.x) / kLanes;
     const bool is_query = head < a.num_heads, is_value = head >= a.num_heads + num_kv_heads;

@@ -1,0 +1,562 @@
+// All linear layers between one attention and the next for a few rows, limited by how fast the weights are read.
+//
+//   output -> residual, norm -> gate, up -> SiLU -> down -> residual, norm -> the next layer's QKV
+//
+// One kernel, so that the weights never stop coming: a warp of every block fetches all the tiles that the block will
+// need, GEMM after GEMM, as far ahead as shared memory holds. What one GEMM gives and the next takes goes through
+// global memory, behind a barrier of all blocks, and the blocks' stay at that barrier is shorter than what has been
+// fetched lasts.
+//
+// A block has the same columns of every GEMM: kHidden of the hidden size, kQkv of QKV, 2 * kHalf of gate and of up. Two
+// warpgroups multiply. Where the tile is wide (gate, up) each has half of it, gate and up of the same columns; else
+// they take turns along K and add up in the end. A norm needs the whole row: its input goes on without the division by
+// the root mean square, of which every block leaves its share, and whoever multiplies next divides what comes out.
+//
+// x is read by every block alike. The blocks of a cluster take turns in fetching it, for all of them.
+#include <algorithm>
+
+#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/tensor_map.h"
+
+// Compiled for other machines, the kernel is empty and what it calls has no caller.
+#pragma nv_diag_suppress 177
+
+namespace zipage::cuda {
+namespace {
+
+// ---- numbers ----
+constexpr int kHidden = 32, kQkv = 48, kHalf = 48;  // columns
+constexpr int kGroupThreads = 128;                  // of a warpgroup
+constexpr int kThreads = 3 * kGroupThreads;         // one fetches, two multiply
+constexpr int kDepth = 64;                          // of K a box holds: 128 bytes a row
+constexpr int kRowBytes = kDepth * 2;
+constexpr int kSlotBytes = 2 * kHalf * kRowBytes;
+constexpr int kHiddenBoxes = kSlotBytes / (kHidden * kRowBytes), kQkvBoxes = kSlotBytes / (kQkv * kRowBytes);
+constexpr int kMaxSlots = 18;
+constexpr int kXSlots = 24;  // of one box each; two slots of weights a warpgroup are in use at a time
+static_assert(kXSlots >= 4 * kHiddenBoxes);
+constexpr int kExchangeBytes = 2 * (kQkv / 16) * kGroupThreads * 16;
+constexpr int kScaleThreads = 2 * kWarpSize;
+
+enum Gemm { kOutput, kGateUp, kDown, kNextQkv, kGemms };
+
+struct Args {
+  int rows, cluster, gemms;
+  int steps[kGemms];  // of kDepth in K
+  int tiles[kGemms];  // blocks that have columns
+  int hidden, ffn, qkv;
+  const float* bias[kGemms];  // or null
+  const float *norm, *next_norm;
+  float eps;
+  bf16 *residual_data, *hidden_data, *ffn_data, *qkv_data;
+  int64_t residual_stride, hidden_stride, ffn_stride, qkv_stride;
+  float* squares;     // [rows, 2 * tiles[kOutput]] shares of a row's sum of squares
+  int32_t* counters;  // [kGemms] zero: arrivals before each GEMM but the first; blocks that are done
+  int num_slots, x_bytes;
+};
+
+struct Maps {
+  CUtensorMap x[kGemms], weight[kGemms];
+};
+
+// A place in a ring of slots, and in which parity the ring is there.
+struct Turn {
+  int slot, phase, size;
+  __device__ Turn(int position, int slots) : slot(position % slots), phase(position / slots & 1), size(slots) {}
+  __device__ void advance(int by) {
+    slot += by;
+    if (slot >= size) slot -= size, phase ^= 1;
+  }
+};
+
+struct Rings {
+  uint64_t full[kMaxSlots], free[kMaxSlots], x_full[kXSlots], x_free[kXSlots];
+  uint64_t normed;  // all blocks have left their shares of the squares
+};
+
+// ---- kernels ----
+
+__device__ __forceinline__ int boxes_per_slot(int gemm) {
+  return gemm == kGateUp ? 1 : gemm == kNextQkv ? kQkvBoxes : kHiddenBoxes;
+}
+// Whole slots: past the end of K the copy engine delivers zeros.
+__device__ __forceinline__ int padded_steps(const Args& a, int gemm) {
+  return ceil_div(a.steps[gemm], boxes_per_slot(gemm)) * boxes_per_slot(gemm);
+}
+// A cluster's blocks work together, so that all do if the first of them has columns.
+__device__ __forceinline__ bool takes_part(const Args& a, int gemm) {
+  return static_cast<int>(blockIdx.x) / a.cluster * a.cluster < a.tiles[gemm];
+}
+
+// All blocks are done with the GEMM before this one, and what they wrote can be read.
+__device__ __forceinline__ void wait_for_blocks(const Args& a, int gemm) {
+  int arrived = 0;
+  do {
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(arrived) : "l"(a.counters + gemm - 1) : "memory");
+  } while (arrived < static_cast<int>(gridDim.x));
+  asm volatile("fence.acq_rel.gpu;\n" ::: "memory");
+}
+
+__device__ __forceinline__ void fetch_weights(const Args& a, const Maps& maps, Rings& rings, std::byte* slots) {
+  const int tile = static_cast<int>(blockIdx.x);
+  Turn turn(0, a.num_slots);
+#pragma unroll 1
+  for (int gemm = 0; gemm < a.gemms; ++gemm) {
+    if (!takes_part(a, gemm)) continue;
+    const CUtensorMap* map = &maps.weight[gemm];
+    const int columns = gemm == kNextQkv ? kQkv : kHidden, boxes = boxes_per_slot(gemm);
+    const int count = gemm == kGateUp ? 2 * a.steps[gemm] : padded_steps(a, gemm) / boxes;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      uint64_t* full = &rings.full[turn.slot];
+      barrier_wait(&rings.free[turn.slot], turn.phase ^ 1);
+      barrier_arrive_expecting(full, kSlotBytes);
+      std::byte* to = slots + turn.slot * kSlotBytes;
+      if (gemm == kGateUp) {
+        const int row = (2 * tile + i % 2) * kHalf;
+        copy_box(to, map, i / 2 * kDepth, row, full);
+        copy_box(to + kHalf * kRowBytes, map, i / 2 * kDepth, a.ffn + row, full);
+      } else {
+#pragma unroll 1
+        for (int j = 0; j < boxes; ++j) {
+          copy_box(to + j * columns * kRowBytes, map, (i * boxes + j) * kDepth, tile * columns, full);
+        }
+      }
+      turn.advance(1);
+    }
+  }
+}
+
+__device__ __forceinline__ void fetch_x(const Args& a, const Maps& maps, Rings& rings, std::byte* x_slots) {
+  const int rank = static_cast<int>(blockIdx.x) % a.cluster;
+  Turn turn(0, kXSlots);
+  wait_for_previous();
+#pragma unroll 1
+  for (int gemm = 0; gemm < a.gemms; ++gemm) {
+    if (!takes_part(a, gemm)) continue;
+    if (gemm > 0) wait_for_blocks(a, gemm);
+    if (gemm == kGateUp || gemm == kNextQkv) barrier_arrive(&rings.normed);
+    fence_async_proxy_global();
+    int whose = 0;
+    const int steps = padded_steps(a, gemm);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait(&rings.x_free[turn.slot], turn.phase ^ 1);
+      barrier_arrive_expecting(&rings.x_full[turn.slot], a.x_bytes);
+      std::byte* to = x_slots + turn.slot * a.x_bytes;
+      if (a.cluster == 1) {
+        copy_box(to, &maps.x[gemm], step * kDepth, 0, &rings.x_full[turn.slot]);
+      } else if (whose == rank) {
+        copy_box_to_all(to, &maps.x[gemm], step * kDepth, 0, &rings.x_full[turn.slot], a.cluster);
+      }
+      whose = whose + 1 == a.cluster ? 0 : whose + 1;
+      turn.advance(1);
+    }
+  }
+}
+
+// Operands' descriptors, of which only the place differs: it counts 16 bytes.
+__device__ __forceinline__ uint32_t operand_place(uint32_t address) {
+  return static_cast<uint32_t>(operand(address, 16, 1024));
+}
+__device__ __forceinline__ uint64_t operand_at(uint32_t place) {
+  return operand(0, 0, 1024) | place;
+}
+
+// 1 / root mean square of every row whose shares of squares the blocks have left.
+__device__ __forceinline__ void sum_squares(const Args& a, float* scales) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 2;
+  const int shares = 2 * a.tiles[kOutput];
+#pragma unroll 2
+  for (int row = warp; row < a.rows; row += 2) {
+    float sum = 0.0F;
+#pragma unroll 4
+    for (int i = lane; i < shares; i += kWarpSize) sum += __ldcg(a.squares + row * shares + i);
+    sum = warp_reduce<Sum>(sum);
+    if (lane == 0) scales[row] = rsqrtf(sum / static_cast<float>(a.hidden) + a.eps);
+  }
+}
+
+// A warpgroup's part in the GEMMs.
+struct Multiplier {
+  const Args& a;
+  Rings& rings;
+  uint32_t x_base, slots_base;
+  float4* exchange;  // [2][kQkv / 16][kGroupThreads]
+  int group, thread;
+  int position = 0, x_position = 0;  // in the rings, where the GEMM begins
+
+  __device__ void free(int slot, int x_slot, int x_count, int x_arrivals) {
+    if (slot < 0) return;
+    if (thread == 0) barrier_arrive(&rings.free[slot]);
+    if (thread >= a.cluster) return;
+    for (int i = 0; i < x_count; ++i) {
+      if (a.cluster == 1) {
+        barrier_arrive(&rings.x_free[x_slot], x_arrivals);
+      } else {
+        barrier_arrive_at(&rings.x_free[x_slot], thread, x_arrivals);
+      }
+      x_slot = x_slot + 1 == kXSlots ? 0 : x_slot + 1;
+    }
+  }
+
+  // d [64 rows, 2 kCount columns] = the sum over this warpgroup's slots of the GEMM, every other one, of their boxes
+  // times as many of x; x_skip boxes of x are the other warpgroup's. Behind the rows that there are, shared memory
+  // holds something else: nobody stores those rows of the product.
+  template <int kCount, int kBoxes>
+  __device__ void multiply(float (&d)[kCount], int slots, Turn x_turn, int x_skip, int x_arrivals) {
+    Turn turn(position + group, a.num_slots);
+    int previous = -1, previous_x = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) d[i] = 0.0F;
+#pragma unroll 1
+    for (int i = 0; i < slots; ++i) {
+      const int first_x = x_turn.slot;
+      uint32_t x[kBoxes];
+      barrier_wait(&rings.full[turn.slot], turn.phase);
+#pragma unroll
+      for (int j = 0; j < kBoxes; ++j) {
+        x[j] = operand_place(x_base + x_turn.slot * a.x_bytes);
+        barrier_wait(&rings.x_full[x_turn.slot], x_turn.phase);
+        x_turn.advance(1);
+      }
+      x_turn.advance(x_skip);
+      const uint32_t weight = operand_place(slots_base + turn.slot * kSlotBytes);
+      product_begin();
+#pragma unroll
+      for (int j = 0; j < kBoxes; ++j) {
+#pragma unroll
+        for (int k = 0; k < kDepth / 16; ++k) {
+          product_ss(d, operand_at(x[j] + k * 2), operand_at(weight + (j * kCount * 2 * kRowBytes + k * 32) / 16),
+                     true);
+        }
+      }
+      product_commit();
+      product_wait<1>();
+      free(previous, previous_x, kBoxes, x_arrivals);  // its product is done
+      previous = turn.slot, previous_x = first_x;
+      turn.advance(2);
+    }
+    product_wait<0>();
+    pin(d);
+    free(previous, previous_x, kBoxes, x_arrivals);
+  }
+
+  // The tile's columns over this warpgroup's share of K.
+  template <int kColumns, int kBoxes>
+  __device__ void multiply_share(int padded, float (&d)[kColumns / 2]) {
+    const int slots = padded / kBoxes;
+    multiply<kColumns / 2, kBoxes>(d, (slots + 1 - group) / 2, Turn(x_position + group * kBoxes, kXSlots), kBoxes, 2);
+    position += slots;
+    x_position += padded;
+  }
+
+  // Half the tile's columns over all of K.
+  __device__ void multiply_half(int steps, float (&d)[kHalf]) {
+    multiply<kHalf, 1>(d, steps, Turn(x_position, kXSlots), 0, 1);
+    position += 2 * steps;
+    x_position += steps;
+  }
+
+  // Adds the other warpgroup's share; each has half the columns then, eight by eight: [rows r, r + 8][2 columns].
+  template <int kColumns>
+  __device__ void add_up(const float (&d)[kColumns / 2], float (&sum)[kColumns / 16][4]) {
+    constexpr int kEights = kColumns / 16;
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      const int low = 4 * n, high = 4 * (n + kEights);
+      exchange[(group * kEights + n) * kGroupThreads + thread] =
+          group == 0 ? make_float4(d[high], d[high + 1], d[high + 2], d[high + 3])
+                     : make_float4(d[low], d[low + 1], d[low + 2], d[low + 3]);
+    }
+    sync_threads(1, 2 * kGroupThreads);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      const float4 other = exchange[((1 - group) * kEights + n) * kGroupThreads + thread];
+      const int low = 4 * n, high = 4 * (n + kEights);
+      sum[n][0] = (group == 0 ? d[low] : d[high]) + other.x;
+      sum[n][1] = (group == 0 ? d[low + 1] : d[high + 1]) + other.y;
+      sum[n][2] = (group == 0 ? d[low + 2] : d[high + 2]) + other.z;
+      sum[n][3] = (group == 0 ? d[low + 3] : d[high + 3]) + other.w;
+    }
+  }
+
+  // What this warpgroup wrote can be read by all blocks once they have waited for all.
+  __device__ void arrive(int gemm) {
+    sync_threads(1, 2 * kGroupThreads);
+    if (group == 0 && thread == 0)
+      asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(a.counters + gemm) : "memory");
+  }
+
+  __device__ int row(int half) const {
+    return thread / kWarpSize * 16 + thread % kWarpSize / 4 + 8 * half;
+  }
+};
+
+__device__ __forceinline__ float2 bias_of(const float* bias, int column) {
+  return bias == nullptr ? make_float2(0.0F, 0.0F) : *reinterpret_cast<const float2*>(bias + column);
+}
+
+// The residual's columns of this thread stay in registers from the first GEMM to the third.
+constexpr int kHiddenEights = kHidden / 16;
+using Residual = uint32_t[kHiddenEights][2];
+
+__device__ __forceinline__ void add_to_residual(const Args& a, Multiplier& m, int gemm, const float* norm,
+                                                Residual& residual) {
+  float d[kHidden / 2], sum[kHiddenEights][4];
+  const int tile = static_cast<int>(blockIdx.x), first = tile * kHidden + m.group * (kHidden / 2) + 2 * (m.thread % 4);
+  float2 bias[kHiddenEights], w[kHiddenEights];  // on their way while the GEMM runs
+#pragma unroll
+  for (int n = 0; n < kHiddenEights; ++n) {
+    const bool there = first + n * 8 < a.hidden;
+    bias[n] = there ? bias_of(a.bias[gemm], first + n * 8) : make_float2(0.0F, 0.0F);
+    w[n] = there ? bias_of(norm, first + n * 8) : make_float2(0.0F, 0.0F);
+  }
+  m.multiply_share<kHidden, kHiddenBoxes>(padded_steps(a, gemm), d);
+  m.add_up<kHidden>(d, sum);
+  float squares[2] = {};
+#pragma unroll
+  for (int n = 0; n < kHiddenEights; ++n) {
+    const int column = first + n * 8;
+    if (column >= a.hidden) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m.row(half);
+      if (row >= a.rows) continue;
+      const uint32_t branch = pack(sum[n][2 * half] + bias[n].x, sum[n][2 * half + 1] + bias[n].y);
+      auto* to = reinterpret_cast<uint32_t*>(a.hidden_data + row * a.hidden_stride + column);
+      if (norm == nullptr) {  // behind the last layer: whoever needs the row adds it
+        *to = branch;
+        continue;
+      }
+      const float2 add = unpack(branch), before = unpack(residual[n][half]);
+      residual[n][half] = pack(before.x + add.x, before.y + add.y);
+      *reinterpret_cast<uint32_t*>(a.residual_data + row * a.residual_stride + column) = residual[n][half];
+      const float2 now = unpack(residual[n][half]);
+      squares[half] += now.x * now.x + now.y * now.y;
+      *to = pack(now.x * w[n].x, now.y * w[n].y);
+    }
+  }
+  if (norm == nullptr) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    squares[half] += __shfl_xor_sync(kFullMask, squares[half], 1);
+    squares[half] += __shfl_xor_sync(kFullMask, squares[half], 2);
+    if (m.thread % 4 == 0 && m.row(half) < a.rows && tile < a.tiles[gemm])
+      a.squares[(m.row(half) * a.tiles[gemm] + tile) * 2 + m.group] = squares[half];
+  }
+}
+
+__device__ __forceinline__ void gate_and_up(const Args& a, Multiplier& m, const float* scales) {
+  float d[kHalf];
+  m.multiply_half(a.steps[kGateUp], d);
+  sync_threads(2, 2 * kGroupThreads + kScaleThreads);
+#pragma unroll
+  for (int n = 0; n < kHalf / 8; ++n) {
+    const int column = (2 * static_cast<int>(blockIdx.x) + m.group) * kHalf + n * 8 + 2 * (m.thread % 4);
+    if (column >= a.ffn) continue;
+    const float2 gate_bias = bias_of(a.bias[kGateUp], column), up_bias = bias_of(a.bias[kGateUp], a.ffn + column);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m.row(half), low = 4 * n + 2 * half, up = low + kHalf / 2;
+      if (row >= a.rows) continue;
+      const float gate0 = d[low] * scales[row] + gate_bias.x, gate1 = d[low + 1] * scales[row] + gate_bias.y;
+      const float up0 = d[up] * scales[row] + up_bias.x, up1 = d[up + 1] * scales[row] + up_bias.y;
+      *reinterpret_cast<uint32_t*>(a.ffn_data + row * a.ffn_stride + column) =
+          pack(__fdividef(gate0, 1.0F + __expf(-gate0)) * up0, __fdividef(gate1, 1.0F + __expf(-gate1)) * up1);
+    }
+  }
+}
+
+__device__ __forceinline__ void next_qkv(const Args& a, Multiplier& m, const float* scales) {
+  float d[kQkv / 2], sum[kQkv / 16][4];
+  m.multiply_share<kQkv, kQkvBoxes>(padded_steps(a, kNextQkv), d);
+  m.add_up<kQkv>(d, sum);
+  sync_threads(2, 2 * kGroupThreads + kScaleThreads);
+#pragma unroll
+  for (int n = 0; n < kQkv / 16; ++n) {
+    const int column = static_cast<int>(blockIdx.x) * kQkv + (n + m.group * (kQkv / 16)) * 8 + 2 * (m.thread % 4);
+    if (column >= a.qkv) continue;
+    const float2 bias = bias_of(a.bias[kNextQkv], column);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = m.row(half);
+      if (row >= a.rows) continue;
+      *reinterpret_cast<uint32_t*>(a.qkv_data + row * a.qkv_stride + column) =
+          pack(sum[n][2 * half] * scales[row] + bias.x, sum[n][2 * half + 1] * scales[row] + bias.y);
+    }
+  }
+}
+
+__device__ __forceinline__ void multiply_all(const Args& a, Multiplier& m, const float* scales) {
+  wait_for_previous();
+  Residual residual{};
+#pragma unroll
+  for (int n = 0; n < kHiddenEights; ++n) {
+    const int column = static_cast<int>(blockIdx.x) * kHidden + (n + m.group * kHiddenEights) * 8 + 2 * (m.thread % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (column < a.hidden && m.row(half) < a.rows)
+        residual[n][half] =
+            *reinterpret_cast<const uint32_t*>(a.residual_data + m.row(half) * a.residual_stride + column);
+    }
+  }
+  // The same instructions twice: the second time they are at hand.
+#pragma unroll 1
+  for (int gemm = kOutput; gemm < a.gemms; gemm += 2) {
+    if (takes_part(a, gemm)) add_to_residual(a, m, gemm, gemm == kOutput ? a.norm : a.next_norm, residual);
+    if (gemm + 1 < a.gemms) m.arrive(gemm);
+    if (gemm == kOutput) {
+      if (takes_part(a, kGateUp)) gate_and_up(a, m, scales);
+      m.arrive(kGateUp);
+    } else if (a.gemms > kNextQkv) {
+      if (takes_part(a, kNextQkv)) next_qkv(a, m, scales);
+    }
+  }
+  if (m.group == 0 && m.thread == 0 && atomicAdd(&a.counters[kGemms - 1], 1) == static_cast<int>(gridDim.x) - 1) {
+    for (int i = 0; i < kGemms; ++i) a.counters[i] = 0;  // all blocks are past all barriers
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    dense_chain_kernel(const __grid_constant__ Args a, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ std::byte unaligned[];
+  __shared__ Rings rings;
+  __shared__ float scales[kMaxDenseChainRows];
+  std::byte* x_slots = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  std::byte* slots = x_slots + kXSlots * a.x_bytes;
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int i = 0; i < a.num_slots; ++i) {
+      barrier_init(&rings.full[i], 1);
+      barrier_init(&rings.free[i], 1);
+    }
+#pragma unroll 1
+    for (int i = 0; i < kXSlots; ++i) {
+      barrier_init(&rings.x_full[i], 1);
+      barrier_init(&rings.x_free[i], 2 * a.cluster);
+    }
+    barrier_init(&rings.normed, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (a.cluster > 1) cluster_sync();
+
+  const int warp = threadIdx.x / kWarpSize;
+  if (warp == 0) {
+    if (threadIdx.x == 0) fetch_weights(a, maps, rings, slots);
+  } else if (warp == 1) {
+    if (threadIdx.x % kWarpSize == 0) fetch_x(a, maps, rings, x_slots);
+  } else if (warp < 4) {
+    int phase = 0;
+    for (const int gemm : {kGateUp, kNextQkv}) {
+      if (gemm >= a.gemms || !takes_part(a, gemm)) continue;
+      barrier_wait(&rings.normed, phase);
+      phase ^= 1;
+      sum_squares(a, scales);
+      sync_threads(2, 2 * kGroupThreads + kScaleThreads);
+    }
+  } else {
+    const int thread = static_cast<int>(threadIdx.x) - kGroupThreads;
+    // The same in all lanes, so that addresses of operands are computed once a warp.
+    const int group = __shfl_sync(kFullMask, thread / kGroupThreads, 0);
+    Multiplier m{.a = a,
+                 .rings = rings,
+                 .x_base = shared_address(x_slots),
+                 .slots_base = shared_address(slots),
+                 .exchange = reinterpret_cast<float4*>(slots + a.num_slots * kSlotBytes),
+                 .group = group,
+                 .thread = thread % kGroupThreads};
+    multiply_all(a, m, scales);
+  }
+  __syncthreads();
+  if (a.cluster > 1) cluster_sync();  // nobody leaves while others write to its shared memory
+#endif
+}
+
+}  // namespace
+
+// ---- launcher ----
+
+namespace {
+
+int tiles_of(int64_t columns, int width) {
+  return static_cast<int>(ceil_div(columns, int64_t{width}));
+}
+
+int num_blocks(const DenseChainParams& p) {
+  const int64_t ffn = p.ffn.cols;
+  int blocks = std::max(tiles_of(p.hidden.cols, kHidden), tiles_of(ffn, 2 * kHalf));
+  if (p.next_qkv.weight != nullptr) blocks = std::max(blocks, tiles_of(p.qkv.cols, kQkv));
+  return blocks;
+}
+
+// Blocks that share x: more rows are more of it.
+int cluster_of(int64_t rows) {
+  return rows <= 8 ? 1 : 2;
+}
+
+}  // namespace
+
+bool serves_dense_chain(const Launch& launch, const DenseChainParams& p) {
+  const auto fits = [](const Matrix& m) { return m.cols % 8 == 0 && m.stride % 8 == 0; };
+  return launch.compute_capability == 90 && p.x.rows <= kMaxDenseChainRows && fits(p.x) && fits(p.residual) &&
+         fits(p.hidden) && fits(p.ffn) && (p.next_qkv.weight == nullptr || fits(p.qkv)) &&
+         num_blocks(p) <= launch.num_sms / 2 * 2;
+}
+
+void dense_chain(const Launch& launch, const DenseChainParams& p, const void* const (&weights)[4]) {
+  Args a{};
+  a.rows = static_cast<int>(p.x.rows);
+  a.cluster = cluster_of(p.x.rows);
+  a.gemms = p.next_qkv.weight != nullptr ? kGemms : kNextQkv;
+  const Matrix* inputs[kGemms] = {&p.x, &p.hidden, &p.ffn, &p.hidden};
+  const int64_t columns[kGemms] = {p.hidden.cols, 2 * p.ffn.cols, p.hidden.cols, p.qkv.cols};
+  const int widths[kGemms] = {kHidden, kHalf, kHidden, kQkv};  // of a box
+  const int box_rows = ceil_div(a.rows, 8) * 8;
+  Maps maps{};
+  for (int i = 0; i < a.gemms; ++i) {
+    a.steps[i] = static_cast<int>(ceil_div(inputs[i]->cols, int64_t{kDepth}));
+    a.tiles[i] = i == kGateUp ? tiles_of(p.ffn.cols, 2 * kHalf) : tiles_of(columns[i], widths[i]);
+    maps.x[i] = make_tensor_map(inputs[i]->data, inputs[i]->rows, inputs[i]->cols, inputs[i]->stride, box_rows);
+    maps.weight[i] = make_tensor_map(weights[i], columns[i], inputs[i]->cols, inputs[i]->cols, widths[i]);
+  }
+  a.hidden = static_cast<int>(p.hidden.cols);
+  a.ffn = static_cast<int>(p.ffn.cols);
+  a.qkv = static_cast<int>(p.qkv.cols);
+  a.bias[kOutput] = p.output.bias, a.bias[kGateUp] = p.gate_up.bias, a.bias[kDown] = p.down.bias;
+  a.bias[kNextQkv] = p.next_qkv.bias;
+  a.norm = p.norm;
+  a.next_norm = p.next_qkv.weight != nullptr ? p.next_norm : nullptr;
+  a.eps = p.eps;
+  a.residual_data = static_cast<bf16*>(p.residual.data), a.residual_stride = p.residual.stride;
+  a.hidden_data = static_cast<bf16*>(p.hidden.data), a.hidden_stride = p.hidden.stride;
+  a.ffn_data = static_cast<bf16*>(p.ffn.data), a.ffn_stride = p.ffn.stride;
+  a.qkv_data = static_cast<bf16*>(p.qkv.data), a.qkv_stride = p.qkv.stride;
+  a.squares = reinterpret_cast<float*>(launch.scratch);
+  a.counters = launch.counters;
+  a.x_bytes = box_rows * kRowBytes;
+  const int fixed = 1024 + kXSlots * a.x_bytes + kExchangeBytes;
+  a.num_slots = std::min(kMaxSlots, (launch.max_shared_bytes - fixed) / kSlotBytes);
+  const int bytes = fixed + a.num_slots * kSlotBytes;
+
+  check(cudaFuncSetAttribute(dense_chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "dense_chain");
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(a.cluster);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div(num_blocks(p), a.cluster) * a.cluster));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = launch.stream;
+  config.attrs = attributes;
+  config.numAttrs = a.cluster > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, dense_chain_kernel, a, maps), "dense_chain");
+}
+
+}  // namespace zipage::cuda

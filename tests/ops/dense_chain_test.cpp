@@ -1,0 +1,176 @@
+// The linear layers between two attentions, as one op: against the oracle, and a backend's own way against its ops one
+// by one.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/compare.h"
+#include "ops/device.h"
+#include "ops/oracle.h"
+#include "ops/random.h"
+
+namespace zipage::test {
+namespace {
+
+struct Shape {
+  int rows, hidden, attention, ffn, qkv;
+  bool biases = false, last = false;
+  bool made_up = false;  // weights made on the device, unknown to the oracle
+};
+
+// Weights and inputs of one call; every output has numbers about 1.
+class Chain {
+ public:
+  Chain(Device& device, const Shape& shape, uint32_t seed) : device_(device), shape_(shape), random_(seed) {
+    x = device.stored(random_.normals(shape.rows * shape.attention));
+    residual = device.stored(random_.normals(shape.rows * shape.hidden));
+    norm = random_.normals(shape.hidden), next_norm = random_.normals(shape.hidden);
+    make(output, shape.hidden, shape.attention);
+    make(gate_up, 2 * shape.ffn, shape.hidden);
+    make(down, shape.hidden, shape.ffn);
+    if (!shape.last) make(next_qkv, shape.qkv, shape.hidden);
+  }
+
+  struct Results {
+    std::vector<float> residual, hidden, qkv;
+    bool gaps_untouched = false;
+  };
+
+  // With the backend's own way, or the ops one by one.
+  Results run(bool own) {
+    ActMatrix in = device_.act(x, shape_.rows, shape_.attention, 3);
+    ActMatrix sum = device_.act(residual, shape_.rows, shape_.hidden, 5);
+    ActMatrix hidden = device_.act({}, shape_.rows, shape_.hidden, 2);
+    ActMatrix wide = device_.act({}, shape_.rows, 2 * shape_.ffn, 4), ffn = device_.act({}, shape_.rows, shape_.ffn, 1);
+    ActMatrix qkv = device_.act({}, shape_.rows, shape_.qkv, 6);
+    const auto norms = device_.array(norm), next_norms = device_.array(next_norm);
+    DenseChainParams p{.x = in.matrix(),
+                       .residual = sum.matrix(),
+                       .output = output.layer(),
+                       .gate_up = gate_up.layer(),
+                       .down = down.layer(),
+                       .norm = norms.data(),
+                       .eps = 1e-5F,
+                       .hidden = hidden.matrix(),
+                       .gate_up_out = wide.matrix(),
+                       .ffn = ffn.matrix(),
+                       .qkv = qkv.matrix()};
+    if (!shape_.last) p.next_qkv = next_qkv.layer(), p.next_norm = next_norms.data();
+    Backend& backend = device_.backend();
+    if (own) {
+      backend.dense_chain(device_.queue(), p);
+    } else {
+      backend.Backend::dense_chain(device_.queue(), p);
+    }
+    return {
+        .residual = sum.values(),
+        .hidden = hidden.values(),
+        .qkv = qkv.values(),
+        .gaps_untouched = sum.gap_untouched() && hidden.gap_untouched() && ffn.gap_untouched() && qkv.gap_untouched()};
+  }
+
+  struct Expected {
+    oracle::Reals residual, hidden, qkv;
+  };
+  Expected oracle_results() const {
+    using namespace oracle;
+    const int rows = shape_.rows, hidden = shape_.hidden;
+    Expected e;
+    e.residual = widen(residual);
+    const auto add = [&](const Reals& branch) {
+      for (size_t i = 0; i < branch.size(); ++i) e.residual[i] += branch[i];
+    };
+    add(linear(widen(x), widen(output.w), widen(output.bias), rows, shape_.attention, hidden));
+    const Reals normal = rms_norm(e.residual, widen(norm), 1e-5, hidden);
+    const Reals both = linear(normal, widen(gate_up.w), widen(gate_up.bias), rows, hidden, 2 * shape_.ffn);
+    e.hidden = linear(silu_mul(both, rows, shape_.ffn), widen(down.w), widen(down.bias), rows, shape_.ffn, hidden);
+    if (shape_.last) return e;
+    add(e.hidden);
+    e.qkv = linear(rms_norm(e.residual, widen(next_norm), 1e-5, hidden), widen(next_qkv.w), widen(next_qkv.bias), rows,
+                   hidden, shape_.qkv);
+    return e;
+  }
+
+ private:
+  struct Weights {
+    std::vector<float> w, bias;
+    std::unique_ptr<Linear> linear;
+    std::unique_ptr<DeviceArray<float>> bias_on_device;
+    DenseChainParams::Layer layer() const { return {linear.get(), bias_on_device ? bias_on_device->data() : nullptr}; }
+  };
+  void make(Weights& weights, int out, int in) {
+    if (shape_.made_up) {
+      weights.linear = device_.backend().make_noise_linear(out, in, ++made_up_);
+      return;
+    }
+    weights.w = random_.normals(static_cast<int64_t>(out) * in, 1.0F / std::sqrt(static_cast<float>(in)));
+    weights.linear = device_.linear(weights.w, out, in);
+    if (!shape_.biases) return;
+    weights.bias = random_.normals(out);
+    weights.bias_on_device = std::make_unique<DeviceArray<float>>(device_, weights.bias);
+  }
+
+  Device& device_;
+  Shape shape_;
+  Random random_;
+  uint64_t made_up_ = 0;  // linear layers
+
+ public:
+  std::vector<float> x, residual, norm, next_norm;
+  Weights output, gate_up, down, next_qkv;
+};
+
+class DenseChainTest : public OpTest {
+ protected:
+  // bf16: each of four roundings is a 256th, and they do not add up in one direction.
+  Tolerance tolerance() const { return device.f32() ? Tolerance{1e-4, 1e-4} : Tolerance{0.06, 1.0 / 32}; }
+};
+
+TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
+  const std::vector<Shape> shapes{{1, 384, 512, 1152, 768},
+                                  {3, 64, 128, 96, 192, true},
+                                  {8, 256, 64, 200, 96},
+                                  {9, 40, 72, 104, 56, true},
+                                  {17, 512, 512, 336, 640},
+                                  {33, 128, 256, 512, 384, true},
+                                  {64, 192, 128, 288, 240},
+                                  {65, 64, 64, 128, 96},
+                                  {5, 128, 128, 256, 0, true, true},
+                                  {24, 384, 512, 1152, 0, false, true}};
+  for (const Shape& shape : shapes) {
+    Chain chain(device, shape, 1);
+    const Chain::Results got = chain.run(true);
+    const Chain::Expected expected = chain.oracle_results();
+    const std::string name =
+        ::testing::PrintToString(shape.rows) + " rows of " + ::testing::PrintToString(shape.hidden);
+    EXPECT_TRUE(got.gaps_untouched) << name;
+    EXPECT_TRUE(close(got.residual, expected.residual, shape.hidden, tolerance())) << name;
+    if (shape.last) {
+      EXPECT_TRUE(close(got.hidden, expected.hidden, shape.hidden, tolerance())) << name;
+    } else {
+      EXPECT_TRUE(close(got.qkv, expected.qkv, shape.qkv, tolerance())) << name;
+    }
+    // Blocks that meet at barriers add up in an order of their own choice nowhere, and leave the barriers as they were.
+    for (int i = 0; i < 3; ++i) {
+      const Chain::Results again = chain.run(true);
+      EXPECT_TRUE(again.residual == got.residual && again.qkv == got.qkv) << name;
+    }
+  }
+}
+
+TEST_P(DenseChainTest, OfALargeModelEqualsTheOpsOneByOne) {
+  if (device.f32()) GTEST_SKIP() << "the ops one by one are what it does";
+  for (const int rows : {1, 7, 8, 16, 31, 40, 64}) {
+    Chain chain(device, {.rows = rows, .hidden = 4096, .attention = 4096, .ffn = 12288, .qkv = 6144, .made_up = true},
+                2);
+    const Chain::Results got = chain.run(true), expected = chain.run(false);
+    EXPECT_TRUE(got.gaps_untouched) << rows;
+    EXPECT_TRUE(close(got.residual, oracle::widen(expected.residual), 4096, tolerance())) << rows;
+    EXPECT_TRUE(close(got.qkv, oracle::widen(expected.qkv), 6144, tolerance())) << rows;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DenseChainTest, testing::ValuesIn(device_names()), device_of);
+
+}  // namespace
+}  // namespace zipage::test
