@@ -35,7 +35,7 @@ std::vector<Word> words_of(const CommandInfo& info) {
 }
 
 // For single-quoted shell text.
-std::string quoted(std::string_view text) {
+std::string shell_quoted(std::string_view text) {
   std::string result;
   for (char c : text) {
     if (c == '\'') {
@@ -89,11 +89,11 @@ complete -o filenames -F _zipage zipage
 std::string zsh_script() {
   std::string names, cases;
   for (const CommandInfo& info : commands()) {
-    names += fmt::format(" '{}:{}'", info.name, quoted(info.about));
+    names += fmt::format(" '{}:{}'", info.name, shell_quoted(info.about));
     cases += fmt::format("    {})\n      _arguments -s", info.name);
     for (const Word& word : words_of(info)) {
       std::string help;
-      for (char c : quoted(word.help)) {
+      for (char c : shell_quoted(word.help)) {
         if (c == '[' || c == ']' || c == ':') help += '\\';
         help += c;
       }
@@ -129,8 +129,8 @@ _zipage "$@"
 std::string fish_script() {
   std::string script = "# fish completion of zipage: zipage completion fish | source\n";
   for (const CommandInfo& info : commands()) {
-    script +=
-        fmt::format("complete -c zipage -n __fish_use_subcommand -f -a {} -d '{}'\n", info.name, quoted(info.about));
+    script += fmt::format("complete -c zipage -n __fish_use_subcommand -f -a {} -d '{}'\n", info.name,
+                          shell_quoted(info.about));
     for (const Word& word : words_of(info)) {
       std::string value;
       if (!word.choices.empty()) {
@@ -139,7 +139,7 @@ std::string fish_script() {
         value = " -r";
       }
       script += fmt::format("complete -c zipage -n '__fish_seen_subcommand_from {}' -l {} -d '{}'{}\n", info.name,
-                            word.flag.substr(2), quoted(word.help), value);
+                            word.flag.substr(2), shell_quoted(word.help), value);
     }
   }
   return script;

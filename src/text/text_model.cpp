@@ -22,17 +22,18 @@ Result<std::unique_ptr<Tokenizer>> open_tokenizer(const EngineConfig& config, co
   }
   if (files.gguf() != nullptr) return Tokenizer::from_gguf(*files.gguf());
   const std::string origin = files.directory() + "/tokenizer.json";
-  const auto json = files.side_file("tokenizer.json");
-  if (!json) {
+  const auto content = files.side_file("tokenizer.json");
+  if (!content) {
     return Status(StatusCode::kNotFound, fmt::format("{} is missing; name a tokenizer with --tokenizer", origin));
   }
-  return Tokenizer::from_json(*json, origin);
+  return Tokenizer::from_json(*content, origin);
 }
 
 Status read_defaults(const EngineConfig& config, const ModelFiles& files, GenerationDefaults& defaults) {
   if (config.generation_config == "auto") {
-    if (const auto json = files.side_file("generation_config.json")) {
-      ZIPAGE_RETURN_IF_ERROR(apply_generation_config(*json, files.directory() + "/generation_config.json", defaults));
+    if (const auto content = files.side_file("generation_config.json")) {
+      ZIPAGE_RETURN_IF_ERROR(
+          apply_generation_config(*content, files.directory() + "/generation_config.json", defaults));
     }
   } else if (config.generation_config != "vllm") {
     const std::string path = config.generation_config + "/generation_config.json";

@@ -17,7 +17,7 @@ class Cli(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def zipage(self, *words, stdin="", timeout=120):
+    def zipage(self, *words, stdin="", timeout=600):
         return subprocess.run([ZIPAGE, *map(str, words)], input=stdin, capture_output=True, text=True, timeout=timeout)
 
     def write(self, name, text):
