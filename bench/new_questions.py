@@ -5,7 +5,7 @@ Each shipped hard question gives its shape (who depends on whom, how often a rou
 names are exchanged, numbers drawn anew and the answer is computed. Paths keep their roads under new names, with the trips in a
 new order. Before anything is written, the solver has to find the shipped answers.
 
-    bench/new_questions.py models/reasoner/questions FOLDER [--seed 1] [--limit 150]
+    bench/new_questions.py models/reasoner/questions FOLDER [--seed 1] [--limit 150] [--numbers any]
 """
 import argparse
 import collections
@@ -80,9 +80,14 @@ def place(words, i):
 
 
 def fresh_numbers(words, fixed, pools, rng):
-    return [
-        rng.choice(pools[place(words, i)]) if word.isdigit() and i not in fixed else word for i, word in enumerate(words)
-    ]
+    """Without pools: any number of as many digits."""
+
+    def draw(i, word):
+        if pools is not None:
+            return rng.choice(pools[place(words, i)])
+        return str(rng.randrange(2, 10) if len(word) == 1 else rng.randrange(10, 100))
+
+    return [draw(i, word) if word.isdigit() and i not in fixed else word for i, word in enumerate(words)]
 
 
 def shape_numbers(words):
@@ -122,6 +127,8 @@ def main():
     parser.add_argument("questions", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--numbers", choices=("shipped", "any"), default="shipped",
+                        help="draw from the numbers of the shipped questions, or any; the model has not learnt all of these")
     parser.add_argument("--limit", type=int, default=150)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
@@ -133,7 +140,7 @@ def main():
             if solve and solve(question["messages"][0]["content"]) != question["answer"]:
                 sys.exit(f"{question['id']}: the solver finds {solve(question['messages'][0]['content'])}, not {question['answer']}")
         hard = [question for question in shipped if question["level"] == "hard"][: arguments.limit]
-        pools = number_pools(hard)
+        pools = number_pools(hard) if arguments.numbers == "shipped" else None
         with (arguments.folder / path.name).open("w") as out:
             for question in hard:
                 text, answer = fresh(question, pools, rng)
