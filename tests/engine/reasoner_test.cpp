@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "engine/engine_impl.h"
 
@@ -184,6 +185,81 @@ TEST_P(Reasoner, ACompressedRequestHoldsNoMoreThanItsBlocks) {
     EXPECT_LE(answer.last.kv_stats.resident_tokens, 192);
   }
   static_cast<EngineImpl&>(**engine).check();
+}
+
+// What happens to a request must not depend on the others' numbers, on any device: it ends once, with as many tokens as
+// it asked for, and its blocks come back.
+TEST_P(Reasoner, RandomTrafficEndsEveryRequestAndLeavesNothing) {
+  int64_t compressions = 0, preemptions = 0;
+  for (uint32_t seed = 0; seed < 4; ++seed) {
+    std::mt19937 random(seed);
+    const auto between = [&random](int low, int high) {
+      return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
+    };
+    EngineConfig config = reasoner_config(GetParam());
+    config.compression.kv_budget = seed % 2 == 0 ? 64 : 0;  // compressed, or preempted
+    config.num_gpu_blocks_override = 6;
+    config.max_num_seqs = 6;
+    config.max_num_batched_tokens = 128;
+    config.compression_mode = seed / 2 == 0 ? CompressionMode::kInline : CompressionMode::kAsync;
+    auto engine = Engine::create(config);
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    struct Sent {
+      std::string id;
+      int max_tokens = 0, ends = 0, tokens = 0;
+      bool aborted = false;
+      RequestOutput last;
+    };
+    std::vector<Sent> all(14);
+    size_t next = 0;
+    bool more = true;
+    for (int step = 0; more || next < all.size(); ++step) {
+      ASSERT_LT(step, 20000) << "seed " << seed << " stands still";
+      if (next < all.size() && between(0, 3) == 0) {
+        Sent& sent = all[next++];
+        Request request;
+        for (int i = between(1, 200); i > 0; --i) request.prompt_token_ids.push_back(between(0, 90));
+        SamplingParams& sampling = request.sampling;
+        sampling.max_tokens = sent.max_tokens = between(1, 120);
+        sampling.ignore_eos = true;
+        sampling.seed = between(0, 1000);
+        if (between(0, 1) == 0) sampling.temperature = 0;
+        if (between(0, 3) == 0) sampling.top_p = 0.9F, sampling.top_k = 20;
+        if (between(0, 3) == 0) sampling.presence_penalty = 1;
+        if (between(0, 3) == 0) sampling.logprobs = 3;
+        request.sink = [&sent, vocab = (*engine)->model().vocab_size](RequestOutput&& output) {
+          for (const int32_t token : output.new_token_ids) EXPECT_TRUE(token >= 0 && token < vocab) << token;
+          for (const TokenLogprobs& logprobs : output.logprobs) EXPECT_LE(logprobs.logprob, 1e-4F);
+          sent.tokens += static_cast<int>(output.new_token_ids.size());
+          sent.ends += output.finished() ? 1 : 0;
+          sent.last = std::move(output);
+        };
+        const auto id = (*engine)->submit(std::move(request));
+        ASSERT_TRUE(id.ok()) << id.status().message();
+        sent.id = *id;
+      }
+      if (next > 0 && between(0, 40) == 0) {
+        Sent& victim = all[static_cast<size_t>(between(0, static_cast<int>(next) - 1))];
+        victim.aborted = true;
+        (*engine)->abort(victim.id);
+      }
+      more = (*engine)->step();
+      if (step % 16 == 0) static_cast<EngineImpl&>(**engine).check();
+    }
+    for (const Sent& sent : all) {
+      EXPECT_EQ(sent.ends, 1) << "seed " << seed;
+      if (sent.aborted) continue;
+      EXPECT_EQ(sent.last.finish_reason, FinishReason::kLength) << sent.last.error.message() << ", seed " << seed;
+      EXPECT_EQ(sent.tokens, sent.max_tokens) << "seed " << seed;
+    }
+    static_cast<EngineImpl&>(**engine).check();
+    const EngineStats stats = (*engine)->stats();
+    EXPECT_EQ(stats.num_running + stats.num_waiting + stats.num_swapped + stats.num_compressing, 0);
+    EXPECT_EQ(stats.blocks_live + stats.blocks_quarantined, 0);
+    compressions += stats.compressions, preemptions += stats.preemptions;
+  }
+  EXPECT_GT(compressions, 0);
+  EXPECT_GT(preemptions, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, Reasoner, testing::Values("cpu", "cuda"),
