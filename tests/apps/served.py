@@ -13,7 +13,9 @@ import time
 class Server:
     """Starts the server on a free port and waits until it is ready; ends it on exit."""
 
-    def __init__(self, zipage, model, *flags, ssl_context=None, environment=None):
+    def __init__(self, zipage, model, *flags, ssl_context=None, environment=None, patience=120):
+        """patience: seconds that an answer may take."""
+        self.patience = patience
         self.port = free_port()
         self.ssl_context = ssl_context
         words = [zipage, "serve", model, "--host", "127.0.0.1", "--port", self.port, *flags]
@@ -46,7 +48,8 @@ class Server:
             self.process.stderr.close()
         return self.process.wait(timeout)
 
-    def connect(self, timeout=120):
+    def connect(self, timeout=None):
+        timeout = timeout or self.patience
         if self.ssl_context is not None:
             return http.client.HTTPSConnection("localhost", self.port, timeout=timeout, context=self.ssl_context)
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
@@ -85,7 +88,7 @@ class Server:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def socket(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=self.patience)
 
 
 def events(text):

@@ -81,7 +81,6 @@ class Soak:
 
     def slow(self, rng):
         connection = self.raw({**self.body(rng), "stream": True})
-        connection.settimeout(120)
         while True:
             piece = connection.recv(256)
             if not piece or b"[DONE]" in piece or self.stop.is_set():
@@ -134,7 +133,8 @@ def main():
     arguments = parser.parse_args()
     flags = ("--block-size", 16, "--num-gpu-blocks-override", 80, "--max-num-seqs", 8, "--kv-budget", 128, "--kv-slack",
              32, "--max-queued-requests", 64, "--scheduling-policy", "priority", "--quiet")
-    with Server(arguments.zipage, arguments.model, *flags) as server:
+    # A soak is about what is lost and what leaks: beside other work on the machine it may take its time.
+    with Server(arguments.zipage, arguments.model, *flags, patience=600) as server:
         soak = Soak(server, arguments.seed)
         expected = soak.canary()
         threads = [threading.Thread(target=soak.run_client, args=(i,)) for i in range(arguments.clients)]
