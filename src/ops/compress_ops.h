@@ -77,12 +77,13 @@ struct RedundancyParams {
   std::byte* scratch = nullptr;  // Backend::compression_scratch_bytes(); null when that is 0
 };
 
-// Stages 5 and 6. F of S and R' as params.combine says (T S and T R' count as at least 0.001 and 1e-30), then +inf for
+// What keeps the logarithms of kLog finite: added to T S, and the least that T R' counts as.
+inline constexpr float kLeastScore = 1e-3F, kLeastRedundancy = 1e-30F;
+
+// Stages 5 and 6. F of S and R' as params.combine says, then +inf for
 // the window, the first `sinks` slots, the newest `recent` slots and the protected part of the prompt. Without
 // redundancy F = S; S null counts as 0; random: F in [0, 1) is a hash of (seed, layer, head, position), so what it
 // keeps is uniform over all the sequence ever had.
-inline constexpr float kLeastScore = 1e-3F, kLeastRedundancy = 1e-30F;
-
 struct CombineParams {
   CompressionSource source;
   CompressionParams params;

@@ -2,35 +2,17 @@
 
 #include <fmt/format.h>
 
+#include "base/json_nesting.h"
+
 namespace zipage {
 namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kMaxDepth = 64;
-
-// Deeper nesting than any schema needs would exhaust the stack of whoever walks through it.
-bool too_deep(std::string_view json) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if ((c == '[' || c == '{') && ++depth > kMaxDepth) {
-      return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
+constexpr int kMaxDepth = 64;  // deeper nesting would exhaust the stack of whoever walks through it
 
 Result<ordered_json> parse(const std::string& text, const char* field, bool array) {
-  if (too_deep(text)) {
+  if (json_nesting(text) > kMaxDepth) {
     return invalid_argument(fmt::format("{} is nested deeper than {} levels", field, kMaxDepth)).with_param(field);
   }
   ordered_json value = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -68,7 +50,7 @@ Status prepare_message(ordered_json& message, bool keep_parts) {
     ordered_json& function = call["function"];
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
     const auto& text = function["arguments"].get_ref<const std::string&>();
-    if (too_deep(text)) continue;
+    if (json_nesting(text) > kMaxDepth) continue;
     ordered_json arguments = ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (arguments.is_object()) function["arguments"] = std::move(arguments);
   }

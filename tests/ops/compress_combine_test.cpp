@@ -32,12 +32,9 @@ TEST(Combine, EqualsTheOracleOverRandomShapesAndProtections) {
     const std::vector<float> got = run(f, p, with_scores ? s.data() : nullptr, with_redundancy ? r.data() : nullptr);
     for (int64_t task = 0; task < f.heads(); ++task) {
       const int num_slots = f.shape().num_slots;
-      const oracle::Row s64(s.begin() + task * num_slots, s.begin() + (task + 1) * num_slots);
-      const oracle::Row r64(r.begin() + task * num_slots, r.begin() + (task + 1) * num_slots);
-      const oracle::Head& head = f.sequence().heads[static_cast<size_t>(task / f.shape().num_kv_heads)]
-                                                   [static_cast<size_t>(task % f.shape().num_kv_heads)];
-      const auto want =
-          oracle::combine(f.sequence(), head, p, with_scores ? &s64 : nullptr, with_redundancy ? &r64 : nullptr);
+      const oracle::Row s64 = f.row(s, task), r64 = f.row(r, task);
+      const auto want = oracle::combine(f.sequence(), f.head(task), p, with_scores ? &s64 : nullptr,
+                                        with_redundancy ? &r64 : nullptr);
       for (int t = 0; t < num_slots; ++t) {
         const float g = got[static_cast<size_t>(task * num_slots + t)];
         const double w = want[static_cast<size_t>(t)];

@@ -109,6 +109,23 @@ class CompressFixture {
     return std::vector<float>(static_cast<size_t>(heads() * shape_.num_slots), NAN);
   }
 
+  // Scores as small as those of attention are, for every head.
+  std::vector<float> random_scores() const {
+    std::mt19937 random(shape_.seed);
+    std::vector<float> scores = per_slot();
+    for (float& s : scores) s = static_cast<float>(random() % 1000) / 20000.0F;
+    return scores;
+  }
+  // Head `task` of [num_layers, num_kv_heads], and its part of per_slot().
+  const oracle::Head& head(int64_t task) const {
+    return sequence_
+        .heads[static_cast<size_t>(task / shape_.num_kv_heads)][static_cast<size_t>(task % shape_.num_kv_heads)];
+  }
+  oracle::Row row(const std::vector<float>& values, int64_t task) const {
+    const auto begin = values.begin() + task * shape_.num_slots;
+    return {begin, begin + shape_.num_slots};
+  }
+
   // All bytes of one block: K, V, scores and positions of every layer.
   std::vector<std::byte> block_bytes(int32_t block) const {
     std::vector<std::byte> out;

@@ -20,7 +20,7 @@ float hash_unit(uint64_t seed, uint64_t task, int32_t position) {
   return static_cast<float>(x >> 40U) * 0x1p-24F;
 }
 
-// S or R' null counts as 0 and is left out of F.
+// r null: F = S. s null counts as 0.
 void combine_linear(float lambda, const float* s, const float* r, int num_slots, float* f) {
   const float weight = r == nullptr ? 1.0F : lambda;
   for (int t = 0; t < num_slots; ++t) f[t] = s == nullptr ? 0.0F : weight * s[t];

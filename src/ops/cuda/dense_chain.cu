@@ -543,20 +543,8 @@ void dense_chain(const Launch& launch, const DenseChainParams& p, const void* co
   const int bytes = fixed + a.num_slots * kSlotBytes;
 
   check(cudaFuncSetAttribute(dense_chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "dense_chain");
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(a.cluster);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(num_blocks(p), a.cluster) * a.cluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = a.cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, dense_chain_kernel, a, maps), "dense_chain");
+  run_in_clusters(launch, a.cluster, dense_chain_kernel, ceil_div(num_blocks(p), a.cluster) * a.cluster, kThreads,
+                  static_cast<size_t>(bytes), a, maps);
 }
 
 }  // namespace zipage::cuda

@@ -183,20 +183,8 @@ void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weig
   const CUtensorMap weight_map = make_tensor_map(weight, a.columns, x.cols, x.cols, kColumns);
   check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "linear");
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(a.split);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.columns, kColumns) * a.split));
-  config.blockDim = dim3(S::kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = a.split > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, gemm_kernel<kColumns, kGroups>, a, x_map, weight_map), "linear");
+  run_in_clusters(launch, a.split, gemm_kernel<kColumns, kGroups>, ceil_div(a.columns, kColumns) * a.split, S::kThreads,
+                  static_cast<size_t>(bytes), a, x_map, weight_map);
 }
 
 template <int kColumns>

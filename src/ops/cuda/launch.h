@@ -66,23 +66,32 @@ __device__ inline int64_t score_index(const KvGeometry& g, int layer, int64_t bl
 #endif
 
 #ifdef __CUDACC__
-// Starts a kernel. From Hopper on it may start while the kernel before it still runs: its blocks fill the
-// multiprocessors as these become free and wait in wait_for_previous(), which every block of every kernel calls before
-// it touches what others wrote.
+// Starts a kernel on clusters of so many blocks, of which the grid's first dimension is a multiple (1: none). From
+// Hopper on it may start while the kernel before it still runs: its blocks fill the multiprocessors as these become
+// free and wait in wait_for_previous(), which every block of every kernel calls before it touches what others wrote.
 template <typename... Params, typename... Args>
-void run(const Launch& launch, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
-         const Args&... args) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+void run_in_clusters(const Launch& launch, int cluster, void (*kernel)(Params...), dim3 grid, int threads,
+                     size_t shared_bytes, const Args&... args) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = launch.stream;
-  config.attrs = &early;
-  config.numAttrs = launch.compute_capability >= 90 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = launch.compute_capability < 90 ? 0 : cluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), "a kernel's start");
+}
+
+template <typename... Params, typename... Args>
+void run(const Launch& launch, void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
+         const Args&... args) {
+  run_in_clusters(launch, 1, kernel, grid, threads, shared_bytes, args...);
 }
 
 // The two halves. In between, a kernel may read what no kernel since the last copy to the device has written: weights,
