@@ -56,6 +56,17 @@ TEST(Config, EveryChoiceOfEveryKnobRoundTrips) {
   }
 }
 
+TEST(Config, FlagsOfAPolicysStagesAreUnsetUntilGiven) {
+  EngineConfig config;
+  EXPECT_FALSE(config.compression.value_norms || config.compression.query_stride || config.compression.score_decay);
+  EXPECT_TRUE(set_knob(config, "value-norms", "true").ok());
+  EXPECT_EQ(config.compression.value_norms, true);
+  EXPECT_TRUE(set_knob(config, "query-stride", "3").ok());
+  EXPECT_EQ(config.compression.query_stride, 3);
+  EXPECT_TRUE(set_knob(config, "score-decay", "0.25").ok());
+  EXPECT_EQ(config.compression.score_decay, 0.25F);
+}
+
 TEST(Config, ChoicesStandInTheOrderOfTheirEnums) {
   EngineConfig config;
   EXPECT_TRUE(set_knob(config, "load-format", "dummy").ok());
@@ -70,6 +81,8 @@ TEST(Config, ChoicesStandInTheOrderOfTheirEnums) {
   EXPECT_EQ(config.compression.redundancy, RedundancyScope::kMean);
   EXPECT_TRUE(set_knob(config, "redundancy-keys", "content").ok());
   EXPECT_EQ(config.compression.redundancy_keys, RedundancyKeys::kContent);
+  EXPECT_TRUE(set_knob(config, "score-combine", "log").ok());
+  EXPECT_EQ(config.compression.score_combine, ScoreCombine::kLog);
   for (std::string_view policy : kv_policy_names()) {
     EXPECT_TRUE(set_knob(config, "kv-policy", policy).ok()) << policy;
     EXPECT_EQ(config.compression.kv_policy, kv_policy_from_name(policy));
