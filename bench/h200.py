@@ -33,7 +33,7 @@ ROWS = {
     "pool-full": (POOL + ["--kv-budget", "0"], "128x4096x64", "output_tokens_per_second", 3881, None),
     "steady-compressed": (WHOLE + ["--kv-budget", "2048", "--kv-slack", "256", "--max-num-seqs", "320"],
                           "steady:128x16384x320x15", "output_tokens_per_second", 2935, 9500),
-    "steady-mean": (WHOLE + ["--kv-budget", "2048", "--kv-slack", "256", "--redundancy", "mean", "--max-num-seqs",
+    "steady-exact": (WHOLE + ["--kv-budget", "2048", "--kv-slack", "256", "--redundancy", "exact", "--max-num-seqs",
                              "320"], "steady:128x16384x320x15", "output_tokens_per_second", 2935, 9500),
     "steady-full": (WHOLE + ["--kv-budget", "0", "--max-num-seqs", "80"], "steady:128x16384x80x10",
                     "output_tokens_per_second", 2935, None),

@@ -568,9 +568,9 @@ void bench_compression(Bench& bench) {
       RedundancyScope scope;
       RedundancyKeys keys;
     };
-    for (const Whole& w : {Whole{"mean", RedundancyScope::kMean, RedundancyKeys::kContent},
+    for (const Whole& w : {Whole{"content", RedundancyScope::kMean, RedundancyKeys::kContent},
                            Whole{"zipage", RedundancyScope::kLightning, RedundancyKeys::kRotated},
-                           Whole{"content", RedundancyScope::kExact, RedundancyKeys::kContent}}) {
+                           Whole{"content, exact", RedundancyScope::kExact, RedundancyKeys::kContent}}) {
       bench.measure(fmt::format("compress all of {}, {}", w.name, data), {}, [&](int i) {
         window(i);
         if (w.keys == RedundancyKeys::kContent) value_norms(i);
