@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/parse_value.h"
+#include "base/thread_role.h"
 #include "bench_run.h"
 #include "command.h"
 #include "exit_code.h"
@@ -212,6 +213,7 @@ class BenchServe : public Command {
 
   int run(const Options& /*options*/) override {
     const InterruptGuard guard;
+    wake_without_preempting();  // a server on this machine is to be disturbed by its own work alone
     const Result<json> result = measure();
     if (!result.ok()) return fail(result.status());
     if (InterruptGuard::interrupted()) return kExitInterrupted;

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/thread_role.h"
+
 namespace zipage {
 
 struct TaskThreads::Queue {
@@ -14,6 +16,8 @@ struct TaskThreads::Queue {
   bool stop = false;                       // guarded by mutex
 
   void run() {
+    name_thread("zipage-task");
+    wake_without_preempting();
     std::unique_lock lock(mutex);
     while (true) {
       ready.wait(lock, [this] { return stop || !jobs.empty(); });

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "base/thread_role.h"
+
 namespace zipage {
 
 CompressionLane::CompressionLane() : worker_([this] { work(); }) {}
@@ -41,6 +43,8 @@ void CompressionLane::wait() {
 }
 
 void CompressionLane::work() {
+  name_thread("zipage-compress");
+  wake_without_preempting();
   std::unique_lock lock(mutex_);
   while (true) {
     submitted_.wait(lock, [this] { return stopping_ || !queue_.empty(); });

@@ -195,7 +195,12 @@ void EngineImpl::emit() {
 
 void EngineImpl::run(const std::atomic<bool>& stop) {
   while (!stop.load()) {
-    if (step()) continue;
+    if (step()) {
+      // Whoever sends the step's tokens gets the core here, rather than in the middle of a kernel that all others wait
+      // for.
+      std::this_thread::yield();
+      continue;
+    }
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] { return woken_ || !inbox_.empty() || !aborts_.empty() || reset_cache_requested_; });
     woken_ = false;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/thread_role.h"
 #include "server/session.h"
 
 namespace zipage {
@@ -18,6 +19,8 @@ IoThread::~IoThread() {
 
 void IoThread::start() {
   thread_ = std::thread([this] {
+    name_thread("zipage-io");
+    wake_without_preempting();
     sweep_later();
     while (true) {
       try {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/thread_role.h"
 #include "grammar/grammar.h"
 #include "text/detokenizer.h"
 #include "text/grammar_vocabulary.h"
@@ -143,7 +144,10 @@ class TextEngine final : public LLM {
       if (!contains(eos_ids_, id)) extra_eos_ids_.push_back(id);
     }
     eos_ids_.insert(eos_ids_.end(), extra_eos_ids_.begin(), extra_eos_ids_.end());
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this] {
+      name_thread("zipage-engine");
+      run();
+    });
   }
 
   ~TextEngine() override {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/thread_role.h"
+
 namespace zipage::cpu {
 namespace {
 
@@ -105,6 +107,7 @@ void ThreadPool::take_chunks(uint32_t epoch, int thread) {
 }
 
 void ThreadPool::work(int thread) {
+  name_thread("zipage-pool");
   // With more threads than cores, pinning only takes freedom away.
   if (num_threads() <= static_cast<int>(cores_.size())) pin_to(cores_[static_cast<size_t>(thread)]);
   uint32_t seen = 0;
