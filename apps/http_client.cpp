@@ -39,10 +39,10 @@ Status unreachable(const HttpTarget& target, const ErrorCode& error) {
 
 // The sentence in OpenAI's error object, or the beginning of whatever came.
 Status refusal(int status, const std::string& body) {
-  const auto json = nlohmann::json::parse(body, nullptr, false);
+  const auto answer = nlohmann::json::parse(body, nullptr, false);
   std::string message = body.substr(0, 200);
-  if (json.is_object() && json.contains("error") && json["error"].is_object()) {
-    message = json["error"].value("message", message);
+  if (answer.is_object() && answer.contains("error") && answer["error"].is_object()) {
+    message = answer["error"].value("message", message);
   }
   const auto code = status >= 500 ? StatusCode::kUnavailable : StatusCode::kInvalidArgument;
   return {code, fmt::format("the server answered {}: {}", status, message)};

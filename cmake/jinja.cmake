@@ -21,6 +21,6 @@ add_library(zipage_jinja STATIC
 target_include_directories(zipage_jinja PRIVATE ${CMAKE_BINARY_DIR}/jinja)
 target_include_directories(zipage_jinja SYSTEM PUBLIC ${jinja_root}/common)
 target_link_libraries(zipage_jinja PRIVATE nlohmann_json::nlohmann_json)
-target_compile_options(zipage_jinja PRIVATE -w)
+target_compile_options(zipage_jinja PRIVATE -w $<$<CONFIG:Release>:-O1>)
 zipage_together(zipage_jinja 4)
 set_source_files_properties(${jinja_root}/common/json.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)

@@ -4,15 +4,12 @@
 #include <utility>
 
 #include "text/json_fields.h"
+#include "text/json_text.h"
 
 namespace zipage {
 namespace {
 
 using nlohmann::json;
-
-bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
 
 }  // namespace
 
@@ -26,7 +23,7 @@ ToolCallReader::State ToolCallReader::push(char byte) {
     case At::kStart:
       if (byte == '{') {
         at_ = At::kKeyOrEnd;
-      } else if (!is_space(byte)) {
+      } else if (!is_json_space(byte)) {
         fail();
       }
       break;
@@ -35,7 +32,7 @@ ToolCallReader::State ToolCallReader::push(char byte) {
       if (byte == '"') {
         key_.clear();
         at_ = At::kInKey;
-      } else if (!is_space(byte)) {
+      } else if (!is_json_space(byte)) {
         fail();  // an object without a name is no call
       }
       break;
@@ -51,12 +48,12 @@ ToolCallReader::State ToolCallReader::push(char byte) {
     case At::kColon:
       if (byte == ':') {
         at_ = At::kValue;
-      } else if (!is_space(byte)) {
+      } else if (!is_json_space(byte)) {
         fail();
       }
       break;
     case At::kValue:
-      if (!is_space(byte)) begin_value(byte);
+      if (!is_json_space(byte)) begin_value(byte);
       break;
     case At::kInValue:
       in_value(byte);
@@ -72,7 +69,7 @@ ToolCallReader::State ToolCallReader::push(char byte) {
         } else {
           fail();
         }
-      } else if (!is_space(byte)) {
+      } else if (!is_json_space(byte)) {
         fail();
       }
       break;
@@ -96,7 +93,7 @@ void ToolCallReader::begin_value(char byte) {
 
 void ToolCallReader::in_value(char byte) {
   const bool scalar = depth_ == 0 && !in_string_ && !value_.empty();
-  if (scalar && (byte == ',' || byte == '}' || is_space(byte))) {
+  if (scalar && (byte == ',' || byte == '}' || is_json_space(byte))) {
     end_value();
     // The byte is behind the value.
     raw_.pop_back();

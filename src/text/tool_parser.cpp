@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "text/json_fields.h"
+#include "text/json_text.h"
 #include "text/tool_call_reader.h"
 
 namespace zipage {
@@ -19,10 +20,6 @@ constexpr std::string_view kCallBegin = "<tool_call>", kCallEnd = "</tool_call>"
 
 // Between the JSON tokens of a call that a grammar enforces.
 constexpr int kMaxWhitespace = 8;
-
-bool is_space(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
 
 // Hands one call's parts on as they are known.
 class CallReport {
@@ -87,7 +84,7 @@ class HermesParser final : public ByteParser {
     Delta delta;
     if (at_ == At::kCall) give_up(delta);
     if (at_ == At::kText) {
-      const bool only_space = std::ranges::all_of(held_, is_space);
+      const bool only_space = std::ranges::all_of(held_, is_json_space);
       if (!(only_space && called_)) delta.content += held_;
     }
     held_.clear();
@@ -146,7 +143,7 @@ class HermesParser final : public ByteParser {
     delta.content += held_.substr(0, tag);
     held_.erase(0, tag);
     // What has failed to be a tag may hold white space or the beginning of the real one.
-    while (!held_.empty() && !is_space(held_.front()) && !begins_tag(held_)) {
+    while (!held_.empty() && !is_json_space(held_.front()) && !begins_tag(held_)) {
       delta.content += held_.front();
       held_.erase(0, 1);
     }
@@ -217,7 +214,7 @@ class Llama3Parser final : public ByteParser {
       case At::kStart:
         return take_start(byte, delta);
       case At::kBetween:
-        if (byte == ';' || is_space(byte)) return;
+        if (byte == ';' || is_json_space(byte)) return;
         if (byte != '{') {
           at_ = At::kText;
           delta.content += byte;
@@ -254,7 +251,7 @@ class Llama3Parser final : public ByteParser {
       return begin_call(byte);
     }
     held_ += byte;
-    if (is_space(byte) && (!in_tag || std::string_view(held_).substr(text).starts_with(kPythonTag))) {
+    if (is_json_space(byte) && (!in_tag || std::string_view(held_).substr(text).starts_with(kPythonTag))) {
       if (in_tag) held_.pop_back();
       return;
     }

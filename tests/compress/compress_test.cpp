@@ -2,7 +2,7 @@
 
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 using Grid = std::vector<std::vector<std::vector<int>>>;  // [layer][kv head][slots]
@@ -269,4 +269,4 @@ TEST(Compress, WorkspaceIsAsLargeAsItSays) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

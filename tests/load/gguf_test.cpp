@@ -12,14 +12,14 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using B = GgufBuilder;
 
-void expect_error(const std::string& bytes, const testing::Matcher<std::string>& message) {
+void expect_gguf_error(const std::string& bytes, const testing::Matcher<std::string>& message) {
   const auto file = GgufFile::parse(as_span(bytes), "dir/x.gguf");
   ASSERT_FALSE(file.ok());
   EXPECT_THAT(file.status().message(), AllOf(HasSubstr("dir/x.gguf: "), HasSubstr("(at byte "), message));
   EXPECT_LT(file.status().message().size(), 1000U);
 }
-void expect_error(const GgufBuilder& builder, const char* message) {
-  expect_error(builder.build(), HasSubstr(message));
+void expect_gguf_error(const GgufBuilder& builder, const char* message) {
+  expect_gguf_error(builder.build(), HasSubstr(message));
 }
 
 // One of everything.
@@ -126,8 +126,8 @@ TEST(Gguf, case_47_EveryTruncationIsAnError) {
     const std::string part = whole.substr(0, cut);
     EXPECT_FALSE(GgufFile::parse(as_span(part), "x").ok()) << cut;
   }
-  expect_error(std::string(), HasSubstr("the file is empty (0 bytes)"));
-  expect_error(whole.substr(0, whole.size() - 1), AllOf(HasSubstr("tensor \"blocks\""), HasSubstr("truncated")));
+  expect_gguf_error(std::string(), HasSubstr("the file is empty (0 bytes)"));
+  expect_gguf_error(whole.substr(0, whole.size() - 1), AllOf(HasSubstr("tensor \"blocks\""), HasSubstr("truncated")));
 }
 
 TEST(Gguf, case_47_OtherFilesAreToldApart) {
@@ -136,70 +136,73 @@ TEST(Gguf, case_47_OtherFilesAreToldApart) {
   EXPECT_THAT(pointer.status().message(), HasSubstr("Git LFS pointer"));
   GgufBuilder builder;
   builder.magic = "ggml";
-  expect_error(builder, "begins with \"ggml\"");
+  expect_gguf_error(builder, "begins with \"ggml\"");
   builder.magic = "GGUF";
   builder.version = 1;
-  expect_error(builder, "version 1, supported are");
+  expect_gguf_error(builder, "version 1, supported are");
   builder.version = 0x03000000;
-  expect_error(builder, "big-endian");
+  expect_gguf_error(builder, "big-endian");
 }
 
 TEST(Gguf, case_53_HostileCountsAndLengthsAllocateNothing) {
   GgufBuilder builder;
   builder.num_tensors = uint64_t{1} << 40;
-  expect_error(builder, "1099511627776 tensors don't fit");
+  expect_gguf_error(builder, "1099511627776 tensors don't fit");
   builder.num_tensors = 0;
   builder.num_pairs = UINT64_MAX;
-  expect_error(builder, "18446744073709551615 metadata keys don't fit");
+  expect_gguf_error(builder, "18446744073709551615 metadata keys don't fit");
 
-  expect_error(GgufBuilder().pair("k", B::kString, B::raw(uint64_t{1} << 63)), "has a length of 9223372036854775808");
-  expect_error(GgufBuilder().array("k", B::kI32, uint64_t{1} << 62, "1234"), "has 4611686018427387904 elements");
-  expect_error(GgufBuilder().array("k", B::kString, uint64_t{1} << 61, B::text("a")),
-               "has 2305843009213693952 elements");
-  expect_error(GgufBuilder().array("k", B::kString, 2, B::text("a") + B::raw(UINT64_MAX)), "has a length of");
-  expect_error(GgufBuilder().array("k", B::kArray, 1, B::raw(uint32_t{0}) + B::raw(uint64_t{0})), "array of arrays");
-  expect_error(GgufBuilder().pair("k", 13, "12345678"), "unknown type 13");
-  expect_error(GgufBuilder().array("k", 77, 0, ""), "unknown type 77");
-  expect_error(GgufBuilder().u32("k", 1).u32("k", 2), "the key \"k\" appears twice");
-  expect_error(GgufBuilder().u32("", 1), "key is empty");
-  expect_error(GgufBuilder().u32(std::string(70000, 'k'), 1), "a metadata key has a length of 70000, at most 65535");
-  expect_error(GgufBuilder().u32("a\x1b[31m\xff", 1).u32("a\x1b[31m\xff", 1),
-               "the key \"a\\x1b[31m\\xff\" appears twice");
+  expect_gguf_error(GgufBuilder().pair("k", B::kString, B::raw(uint64_t{1} << 63)),
+                    "has a length of 9223372036854775808");
+  expect_gguf_error(GgufBuilder().array("k", B::kI32, uint64_t{1} << 62, "1234"), "has 4611686018427387904 elements");
+  expect_gguf_error(GgufBuilder().array("k", B::kString, uint64_t{1} << 61, B::text("a")),
+                    "has 2305843009213693952 elements");
+  expect_gguf_error(GgufBuilder().array("k", B::kString, 2, B::text("a") + B::raw(UINT64_MAX)), "has a length of");
+  expect_gguf_error(GgufBuilder().array("k", B::kArray, 1, B::raw(uint32_t{0}) + B::raw(uint64_t{0})),
+                    "array of arrays");
+  expect_gguf_error(GgufBuilder().pair("k", 13, "12345678"), "unknown type 13");
+  expect_gguf_error(GgufBuilder().array("k", 77, 0, ""), "unknown type 77");
+  expect_gguf_error(GgufBuilder().u32("k", 1).u32("k", 2), "the key \"k\" appears twice");
+  expect_gguf_error(GgufBuilder().u32("", 1), "key is empty");
+  expect_gguf_error(GgufBuilder().u32(std::string(70000, 'k'), 1),
+                    "a metadata key has a length of 70000, at most 65535");
+  expect_gguf_error(GgufBuilder().u32("a\x1b[31m\xff", 1).u32("a\x1b[31m\xff", 1),
+                    "the key \"a\\x1b[31m\\xff\" appears twice");
 }
 
 TEST(Gguf, case_53_HostileAlignmentsAreRefused) {
   for (const uint32_t alignment : {0U, 3U, 1U << 30}) {
-    expect_error(GgufBuilder().u32("general.alignment", alignment), "expected a power of two");
+    expect_gguf_error(GgufBuilder().u32("general.alignment", alignment), "expected a power of two");
   }
-  expect_error(GgufBuilder().pair("general.alignment", B::kU64, B::raw(uint64_t{32})), "is no uint32");
-  expect_error(GgufBuilder().string("general.alignment", "32"), "is no uint32");
-  expect_error(GgufBuilder().array("general.alignment", B::kU32, 1, B::raw(uint32_t{32})), "is no uint32");
+  expect_gguf_error(GgufBuilder().pair("general.alignment", B::kU64, B::raw(uint64_t{32})), "is no uint32");
+  expect_gguf_error(GgufBuilder().string("general.alignment", "32"), "is no uint32");
+  expect_gguf_error(GgufBuilder().array("general.alignment", B::kU32, 1, B::raw(uint32_t{32})), "is no uint32");
 }
 
 TEST(Gguf, case_53_HostileTensorsAreRefused) {
   const auto entry = [](const std::vector<uint64_t>& dims, uint32_t type = 0, uint64_t offset = 0) {
     return GgufBuilder().tensor_entry("w", dims, type, offset);
   };
-  expect_error(entry({}), "tensor \"w\" has 0 dimensions");
-  expect_error(entry({1, 1, 1, 1, 1, 1, 1, 1, 1}), "has 9 dimensions");
-  expect_error(entry({0}), "has a dimension of 0");
-  expect_error(entry({(uint64_t{1} << 42) + 1}), "ends beyond the file");
-  expect_error(entry({(uint64_t{1} << 42) + 1, uint64_t{1} << 22}), "no valid size");
-  expect_error(entry({static_cast<uint64_t>(INT64_MAX), 2}), "no valid size");
-  expect_error(entry({uint64_t{1} << 63}), "no valid size");
-  expect_error(entry({static_cast<uint64_t>(INT64_MAX)}), "ends beyond the file");
-  expect_error(entry({uint64_t{1} << 30}), "ends beyond the file");
-  expect_error(entry({8}, 0, 32), "takes bytes 32 to 64 of the data, the file has 0");
-  expect_error(entry({8}, 0, UINT64_MAX - 31), "ends beyond the file");
-  expect_error(entry({8}, 0, 4), "no multiple of the alignment 32");
-  expect_error(entry({33}, 8), "rows of 33 elements, expected a multiple of 32");
-  expect_error(entry({32}, 23), "is of type IQ4_XS, which is not supported");
-  expect_error(entry({32}, 4), "unknown type 4");
-  expect_error(GgufBuilder().tensor("w", {1}, 0, floats({1})).tensor("w", {1}, 0, floats({1})),
-               "tensor \"w\" appears twice");
-  expect_error(GgufBuilder().tensor("a", {16}, 0, std::string(64, '0')).tensor_entry("b", {1}, 0, 32),
-               "tensors \"a\" and \"b\" overlap");
-  expect_error(GgufBuilder().tensor("", {1}, 0, floats({1})), "name is empty");
+  expect_gguf_error(entry({}), "tensor \"w\" has 0 dimensions");
+  expect_gguf_error(entry({1, 1, 1, 1, 1, 1, 1, 1, 1}), "has 9 dimensions");
+  expect_gguf_error(entry({0}), "has a dimension of 0");
+  expect_gguf_error(entry({(uint64_t{1} << 42) + 1}), "ends beyond the file");
+  expect_gguf_error(entry({(uint64_t{1} << 42) + 1, uint64_t{1} << 22}), "no valid size");
+  expect_gguf_error(entry({static_cast<uint64_t>(INT64_MAX), 2}), "no valid size");
+  expect_gguf_error(entry({uint64_t{1} << 63}), "no valid size");
+  expect_gguf_error(entry({static_cast<uint64_t>(INT64_MAX)}), "ends beyond the file");
+  expect_gguf_error(entry({uint64_t{1} << 30}), "ends beyond the file");
+  expect_gguf_error(entry({8}, 0, 32), "takes bytes 32 to 64 of the data, the file has 0");
+  expect_gguf_error(entry({8}, 0, UINT64_MAX - 31), "ends beyond the file");
+  expect_gguf_error(entry({8}, 0, 4), "no multiple of the alignment 32");
+  expect_gguf_error(entry({33}, 8), "rows of 33 elements, expected a multiple of 32");
+  expect_gguf_error(entry({32}, 23), "is of type IQ4_XS, which is not supported");
+  expect_gguf_error(entry({32}, 4), "unknown type 4");
+  expect_gguf_error(GgufBuilder().tensor("w", {1}, 0, floats({1})).tensor("w", {1}, 0, floats({1})),
+                    "tensor \"w\" appears twice");
+  expect_gguf_error(GgufBuilder().tensor("a", {16}, 0, std::string(64, '0')).tensor_entry("b", {1}, 0, 32),
+                    "tensors \"a\" and \"b\" overlap");
+  expect_gguf_error(GgufBuilder().tensor("", {1}, 0, floats({1})), "name is empty");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ constexpr std::string_view kTwo =
     R"({"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,2],"data_offsets":[4,20]},)"
     R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}  )";
 
-void expect_error(const std::string& bytes, const testing::Matcher<std::string>& message) {
+void expect_safetensors_error(const std::string& bytes, const testing::Matcher<std::string>& message) {
   const auto tensors = parse_safetensors(as_span(bytes), "dir/x.safetensors");
   ASSERT_FALSE(tensors.ok());
   EXPECT_EQ(tensors.status().code(), StatusCode::kDataLoss);
@@ -68,19 +68,20 @@ TEST(Safetensors, ScalarsAndNoTensorsAtAllAreFine) {
 TEST(Safetensors, case_47_ATruncatedFileIsNamedWithItsSizes) {
   const std::string whole = safetensors_file(kTwo, std::string(20, 'd'));
   const size_t header_end = 8 + kTwo.size();
-  expect_error("", HasSubstr("the file is empty (0 bytes)"));
-  expect_error(whole.substr(0, 7), AllOf(HasSubstr("has 7 bytes"), HasSubstr("truncated")));
-  expect_error(whole.substr(0, 8),
-               AllOf(HasSubstr("has 8 bytes"), HasSubstr("expected at least " + std::to_string(header_end)),
-                     HasSubstr("truncated")));
-  expect_error(whole.substr(0, header_end - 1),
-               AllOf(HasSubstr("has " + std::to_string(header_end - 1) + " bytes"), HasSubstr("truncated")));
-  expect_error(
+  expect_safetensors_error("", HasSubstr("the file is empty (0 bytes)"));
+  expect_safetensors_error(whole.substr(0, 7), AllOf(HasSubstr("has 7 bytes"), HasSubstr("truncated")));
+  expect_safetensors_error(whole.substr(0, 8),
+                           AllOf(HasSubstr("has 8 bytes"), HasSubstr("expected at least " + std::to_string(header_end)),
+                                 HasSubstr("truncated")));
+  expect_safetensors_error(
+      whole.substr(0, header_end - 1),
+      AllOf(HasSubstr("has " + std::to_string(header_end - 1) + " bytes"), HasSubstr("truncated")));
+  expect_safetensors_error(
       whole.substr(0, header_end),
       AllOf(HasSubstr("tensor \"b\""), HasSubstr("ends at byte 20 of the data, but only 0"), HasSubstr("truncated")));
-  expect_error(whole.substr(0, whole.size() - 1),
-               AllOf(HasSubstr("tensor \"b\""), HasSubstr("only 19"), HasSubstr("truncated")));
-  expect_error(whole + "x", HasSubstr("the tensors take 20 bytes of data, but the file has 21"));
+  expect_safetensors_error(whole.substr(0, whole.size() - 1),
+                           AllOf(HasSubstr("tensor \"b\""), HasSubstr("only 19"), HasSubstr("truncated")));
+  expect_safetensors_error(whole + "x", HasSubstr("the tensors take 20 bytes of data, but the file has 21"));
   for (size_t cut = 0; cut < whole.size(); ++cut) {
     const std::string part = whole.substr(0, cut);
     EXPECT_FALSE(parse_safetensors(as_span(part), "x").ok()) << cut;
@@ -88,9 +89,9 @@ TEST(Safetensors, case_47_ATruncatedFileIsNamedWithItsSizes) {
 }
 
 TEST(Safetensors, case_47_AGitLfsPointerIsCalledByItsName) {
-  expect_error("version https://git-lfs.github.com/spec/v1\noid sha256:0123456789abcdef\nsize 4976698672\n",
-               AllOf(HasSubstr("Git LFS pointer of 87 bytes"), HasSubstr("the real file of 4976698672 bytes"),
-                     HasSubstr("git lfs pull")));
+  expect_safetensors_error("version https://git-lfs.github.com/spec/v1\noid sha256:0123456789abcdef\nsize 4976698672\n",
+                           AllOf(HasSubstr("Git LFS pointer of 87 bytes"),
+                                 HasSubstr("the real file of 4976698672 bytes"), HasSubstr("git lfs pull")));
 }
 
 TEST(Safetensors, case_48_AHostileHeaderLengthAllocatesNothing) {
@@ -98,10 +99,10 @@ TEST(Safetensors, case_48_AHostileHeaderLengthAllocatesNothing) {
     std::string bytes;
     append(bytes, length);
     bytes += "{}";
-    expect_error(bytes, AllOf(HasSubstr(std::to_string(length)), HasSubstr("100000000")));
+    expect_safetensors_error(bytes, AllOf(HasSubstr(std::to_string(length)), HasSubstr("100000000")));
   }
-  expect_error(safetensors_file("", ""), HasSubstr("does not begin with"));
-  expect_error(safetensors_file("[]", ""), HasSubstr("does not begin with"));
+  expect_safetensors_error(safetensors_file("", ""), HasSubstr("does not begin with"));
+  expect_safetensors_error(safetensors_file("[]", ""), HasSubstr("does not begin with"));
 }
 
 std::string one(std::string_view dtype, std::string_view shape, std::string_view offsets) {
@@ -152,7 +153,7 @@ TEST(Safetensors, case_48_AHostileHeaderIsRefusedWithTensorExpectedAndFound) {
   };
   for (const auto& [header, message] : kHostile) {
     SCOPED_TRACE(header.substr(0, 200));
-    expect_error(safetensors_file(header, data), HasSubstr(message));
+    expect_safetensors_error(safetensors_file(header, data), HasSubstr(message));
   }
 }
 

@@ -17,30 +17,29 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kLayers = 3, kHidden = 32, kHeads = 2, kHeadDim = 16, kFfn = 64, kVocab = 40;
+constexpr int kLayers = 3, kWidth = 32, kNumHeads = 2, kHeadSize = 16, kFfn = 64, kVocabSize = 40;
 
 // A directory of zeros, of which chosen tensors are absent.
 class Files final : public ModelFiles {
  public:
   Files() {
-    add("model.embed_tokens.weight", {kVocab, kHidden});
-    add("model.norm.weight", {kHidden});
+    add("model.embed_tokens.weight", {kVocabSize, kWidth});
+    add("model.norm.weight", {kWidth});
     for (int layer = 0; layer < kLayers; ++layer) {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-      for (const char* name : {"input_layernorm", "post_attention_layernorm"})
-        add(prefix + name + ".weight", {kHidden});
-      for (const char* name : {"q_norm", "k_norm"}) add(prefix + "self_attn." + name + ".weight", {kHeadDim});
+      for (const char* name : {"input_layernorm", "post_attention_layernorm"}) add(prefix + name + ".weight", {kWidth});
+      for (const char* name : {"q_norm", "k_norm"}) add(prefix + "self_attn." + name + ".weight", {kHeadSize});
       for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
-        add(prefix + "self_attn." + name + ".weight", {kHeads * kHeadDim, kHidden});
+        add(prefix + "self_attn." + name + ".weight", {kNumHeads * kHeadSize, kWidth});
       }
-      add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
-      for (const char* name : {"gate_proj", "up_proj"}) add(prefix + "mlp." + name + ".weight", {kFfn, kHidden});
-      add(prefix + "mlp.down_proj.weight", {kHidden, kFfn});
+      add(prefix + "self_attn.o_proj.weight", {kWidth, kNumHeads * kHeadSize});
+      for (const char* name : {"gate_proj", "up_proj"}) add(prefix + "mlp." + name + ".weight", {kFfn, kWidth});
+      add(prefix + "mlp.down_proj.weight", {kWidth, kFfn});
     }
   }
 
   void untie() { config_.replace(config_.find("\"tie_word_embeddings\":true"), 26, "\"tie_word_embeddings\":false"); }
-  void add_head() { add("lm_head.weight", {kVocab, kHidden}); }
+  void add_head() { add("lm_head.weight", {kVocabSize, kWidth}); }
   void drop(const std::string& name) { ASSERT_EQ(tensors_.erase(name), 1U) << name; }
 
   const std::string& config_json() const override { return config_; }
@@ -67,16 +66,23 @@ class Files final : public ModelFiles {
     tensors_[name] = {.name = name, .dtype = DType::kBF16, .shape = std::move(shape), .data = {zeros_.data(), bytes}};
   }
 
-  std::string config_ = nlohmann::json{{"model_type", "qwen3"},         {"architectures", {"Qwen3ForCausalLM"}},
-                                       {"vocab_size", kVocab},          {"hidden_size", kHidden},
-                                       {"num_hidden_layers", kLayers},  {"num_attention_heads", kHeads},
-                                       {"num_key_value_heads", kHeads}, {"head_dim", kHeadDim},
-                                       {"intermediate_size", kFfn},     {"rms_norm_eps", 1e-6},
-                                       {"rope_theta", 10000.0},         {"max_position_embeddings", 64},
-                                       {"tie_word_embeddings", true}}
-                            .dump();
+  std::string config_ = nlohmann::json{
+      {"model_type", "qwen3"},
+      {"architectures", {"Qwen3ForCausalLM"}},
+      {"vocab_size", kVocabSize},
+      {"hidden_size", kWidth},
+      {"num_hidden_layers", kLayers},
+      {"num_attention_heads", kNumHeads},
+      {"num_key_value_heads", kNumHeads},
+      {"head_dim", kHeadSize},
+      {"intermediate_size", kFfn},
+      {"rms_norm_eps", 1e-6},
+      {"rope_theta", 10000.0},
+      {"max_position_embeddings", 64},
+      {"tie_word_embeddings",
+       true}}.dump();
   std::string directory_ = "some/model";
-  std::vector<std::byte> zeros_ = std::vector<std::byte>(size_t{kVocab} * kFfn * kHidden * 2);
+  std::vector<std::byte> zeros_ = std::vector<std::byte>(size_t{kVocabSize} * kFfn * kWidth * 2);
   std::map<std::string, HostTensor> tensors_;
 };
 

@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
 namespace zipage::test {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // |actual - expected| <= absolute + relative * |expected|.
 struct Tolerance {

@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 class Carry : public ::testing::TestWithParam<ScoreCarry> {};
@@ -26,4 +26,4 @@ TEST_P(Carry, EqualsTheOracleAndLeavesNewSlotsAlone) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

@@ -1,9 +1,7 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 std::vector<float> run(const CompressFixture& f, const CompressionParams& p, const float* s, const float* r) {
   const auto backend = make_cpu_backend({.num_threads = 2});
@@ -68,4 +66,4 @@ TEST(Combine, AtRandomIsUniformAndChangesWithSeedHeadAndPosition) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

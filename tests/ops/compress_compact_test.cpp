@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 using Kept = std::vector<int32_t>;
@@ -125,4 +125,4 @@ TEST_P(Compact, C1_RefusesATargetThatIsNotReadByThen) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

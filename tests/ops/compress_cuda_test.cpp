@@ -7,12 +7,8 @@
 #include "ops/compress_fixture.h"
 #include "ops/device.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
-
-using test::Device;
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // The fixture's pool, ring and table on the device. K and V lie as [block, 2, kv head, slot, head_dim] there.
 class OnDevice {
@@ -91,12 +87,12 @@ class OnDevice {
 
   Device& device_;
   CompressFixture& f_;
-  test::DeviceArray<uint16_t> data_;
-  test::DeviceArray<float> scores_;
-  test::DeviceArray<int32_t> positions_;
-  test::DeviceArray<uint16_t> ring_;
-  test::DeviceArray<int32_t> table_;
-  test::DeviceArray<float> cos_sin_;
+  DeviceArray<uint16_t> data_;
+  DeviceArray<float> scores_;
+  DeviceArray<int32_t> positions_;
+  DeviceArray<uint16_t> ring_;
+  DeviceArray<int32_t> table_;
+  DeviceArray<float> cos_sin_;
   std::unique_ptr<Buffer> scratch_;
 };
 
@@ -133,7 +129,7 @@ class CompressCuda : public ::testing::Test {
   }
   Backend& gpu() { return device->backend(); }
   Queue& queue() { return device->queue(); }
-  test::DeviceArray<float> zeros(const CompressFixture& f) { return device->array(f.per_slot()); }
+  DeviceArray<float> zeros(const CompressFixture& f) { return device->array(f.per_slot()); }
 
   std::unique_ptr<Device> device;
   cpu::CpuBackend cpu_backend{{.num_threads = 2}};
@@ -317,4 +313,4 @@ TEST_F(CompressCuda, C1_CompactMovesKeptSlotsAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

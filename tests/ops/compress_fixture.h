@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/compare.h"
 #include "ops/compress_ops.h"
 #include "ops/compress_oracle.h"
 #include "ops/cpu/cpu_backend.h"
@@ -16,7 +17,7 @@
 #include "ops/ops.h"
 #include "tensor/bf16.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 
 struct Shape {
   int num_layers = 2, num_kv_heads = 2, group = 4, head_dim = 64, block_size = 64, num_slots = 576, num_scored = 0;
@@ -347,4 +348,4 @@ class CompressFixture {
   std::vector<int32_t> positions_, table_, unused_;
 };
 
-}  // namespace zipage::testing
+}  // namespace zipage::test

@@ -10,7 +10,7 @@
 
 #include "zipage/compression.h"
 
-namespace zipage::oracle {
+namespace zipage::test::oracle {
 
 using Row = std::vector<double>;
 
@@ -261,4 +261,4 @@ inline HeadResult compress_head(const Sequence& s, int layer, int kv_head, const
   return out;
 }
 
-}  // namespace zipage::oracle
+}  // namespace zipage::test::oracle

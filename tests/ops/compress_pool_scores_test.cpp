@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 TEST(PoolScores, EqualTheOracleForEveryWidth) {
@@ -27,4 +27,4 @@ TEST(PoolScores, EqualTheOracleForEveryWidth) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

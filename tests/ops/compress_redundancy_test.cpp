@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 std::vector<float> run(Backend& backend, const CompressFixture& f, const CompressionParams& p) {
@@ -125,4 +125,4 @@ TEST(Redundancy, LastMayBeOlderThanItsColumn) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

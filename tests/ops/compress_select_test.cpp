@@ -1,9 +1,7 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 std::vector<int32_t> run(cpu::Isa isa, const CompressFixture& f, const std::vector<float>& scores, int budget,
                          bool blocks) {
@@ -95,4 +93,4 @@ TEST_P(Select, C4_ProtectedSlotsStayWhenTheirBlocksDoNotFit) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

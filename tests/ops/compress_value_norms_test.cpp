@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 TEST(ValueNorms, EqualTheOracleOnEveryInstructionSet) {
@@ -26,4 +26,4 @@ TEST(ValueNorms, EqualTheOracleOnEveryInstructionSet) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

@@ -1,6 +1,6 @@
 #include "ops/compress_fixture.h"
 
-namespace zipage::testing {
+namespace zipage::test {
 namespace {
 
 std::vector<float> run(Backend& backend, const CompressFixture& f) {
@@ -56,4 +56,4 @@ TEST_P(WindowScores, DoNotDependOnTheNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace zipage::testing
+}  // namespace zipage::test

@@ -12,7 +12,7 @@
 namespace zipage::test {
 namespace {
 
-struct Shape {
+struct ChainShape {
   int rows, hidden, attention, ffn, qkv;
   bool biases = false, last = false;
   bool made_up = false;  // weights made on the device, unknown to the oracle
@@ -21,7 +21,7 @@ struct Shape {
 // Weights and inputs of one call; every output has numbers about 1.
 class Chain {
  public:
-  Chain(Device& device, const Shape& shape, uint32_t seed) : device_(device), shape_(shape), random_(seed) {
+  Chain(Device& device, const ChainShape& shape, uint32_t seed) : device_(device), shape_(shape), random_(seed) {
     x = device.stored(random_.normals(shape.rows * shape.attention));
     residual = device.stored(random_.normals(shape.rows * shape.hidden));
     norm = random_.normals(shape.hidden), next_norm = random_.normals(shape.hidden);
@@ -111,7 +111,7 @@ class Chain {
   }
 
   Device& device_;
-  Shape shape_;
+  ChainShape shape_;
   Random random_;
   uint64_t made_up_ = 0;  // linear layers
 
@@ -127,17 +127,17 @@ class DenseChainTest : public OpTest {
 };
 
 TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
-  const std::vector<Shape> shapes{{1, 384, 512, 1152, 768},
-                                  {3, 64, 128, 96, 192, true},
-                                  {8, 256, 64, 200, 96},
-                                  {9, 40, 72, 104, 56, true},
-                                  {17, 512, 512, 336, 640},
-                                  {33, 128, 256, 512, 384, true},
-                                  {64, 192, 128, 288, 240},
-                                  {65, 64, 64, 128, 96},
-                                  {5, 128, 128, 256, 0, true, true},
-                                  {24, 384, 512, 1152, 0, false, true}};
-  for (const Shape& shape : shapes) {
+  const std::vector<ChainShape> shapes{{1, 384, 512, 1152, 768},
+                                       {3, 64, 128, 96, 192, true},
+                                       {8, 256, 64, 200, 96},
+                                       {9, 40, 72, 104, 56, true},
+                                       {17, 512, 512, 336, 640},
+                                       {33, 128, 256, 512, 384, true},
+                                       {64, 192, 128, 288, 240},
+                                       {65, 64, 64, 128, 96},
+                                       {5, 128, 128, 256, 0, true, true},
+                                       {24, 384, 512, 1152, 0, false, true}};
+  for (const ChainShape& shape : shapes) {
     Chain chain(device, shape, 1);
     const Chain::Results got = chain.run(true);
     const Chain::Expected expected = chain.oracle_results();

@@ -14,7 +14,6 @@ namespace zipage::test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // One row to sample: logits, filters, seed.
 struct Row {

@@ -14,7 +14,7 @@ using nlohmann::json;
 using testing::HasSubstr;
 using Kind = StructuredOutput::Kind;
 
-Result<AnswerFields> read(const std::string& text) {
+Result<AnswerFields> read_fields(const std::string& text) {
   return read_answer_fields(json::parse(text), text);
 }
 
@@ -34,12 +34,12 @@ TEST(AnswerFields, EachWayToAskForAFormat) {
       {R"({"structured_outputs": {"grammar": "root ::= \"x\""}})", {Kind::kGrammar, "root ::= \"x\""}},
   };
   for (const auto& [text, expected] : cases) {
-    const auto fields = read(text);
+    const auto fields = read_fields(text);
     ASSERT_TRUE(fields.ok()) << text << fields.status().message();
     EXPECT_EQ(fields->structured_output, expected) << text;
   }
   for (const char* text : {"{}", R"({"response_format": {"type": "text"}})", R"({"response_format": null})"}) {
-    EXPECT_FALSE(read(text)->structured_output.has_value());
+    EXPECT_FALSE(read_fields(text)->structured_output.has_value());
   }
 }
 
@@ -65,7 +65,7 @@ TEST(AnswerFields, FaultsNameTheField) {
       {R"({"parallel_tool_calls": 1})", "parallel_tool_calls"},
   };
   for (const auto& [text, param] : cases) {
-    const auto fields = read(text);
+    const auto fields = read_fields(text);
     ASSERT_FALSE(fields.ok()) << text;
     EXPECT_EQ(fields.status().param(), param) << text;
   }
@@ -74,22 +74,23 @@ TEST(AnswerFields, FaultsNameTheField) {
 TEST(AnswerFields, ToolsKeepTheirTextAndTheChoiceNarrowsThem) {
   const std::string tools =
       R"([{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": {"type": "string"}}, "strict": true}}, {"type":"function","function":{"name":"g"}}])";
-  const auto automatic = read("{\"tools\": " + tools + "}");
+  const auto automatic = read_fields("{\"tools\": " + tools + "}");
   ASSERT_TRUE(automatic.ok());
   EXPECT_EQ(automatic->tools, tools);
   EXPECT_EQ(automatic->tool_use.choice, ToolUse::Choice::kAuto);
   ASSERT_EQ(automatic->tool_use.tools.size(), 2U);
   EXPECT_EQ(automatic->tool_use.tools[0].parameters, R"({"z": 1, "a": {"type": "string"}})");
   EXPECT_TRUE(automatic->tool_use.tools[0].strict);
-  EXPECT_EQ(read("{\"tool_choice\": \"none\", \"tools\": " + tools + "}")->tool_use.choice, ToolUse::Choice::kNone);
-  EXPECT_EQ(read("{\"tool_choice\": \"required\", \"tools\": " + tools + "}")->tool_use.choice,
+  EXPECT_EQ(read_fields("{\"tool_choice\": \"none\", \"tools\": " + tools + "}")->tool_use.choice,
+            ToolUse::Choice::kNone);
+  EXPECT_EQ(read_fields("{\"tool_choice\": \"required\", \"tools\": " + tools + "}")->tool_use.choice,
             ToolUse::Choice::kRequired);
   const auto named =
-      read(R"({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": )" + tools + "}");
+      read_fields(R"({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": )" + tools + "}");
   EXPECT_EQ(named->tool_use.choice, ToolUse::Choice::kNamed);
   ASSERT_EQ(named->tool_use.tools.size(), 1U);
   EXPECT_EQ(named->tool_use.tools[0].name, "g");
-  EXPECT_EQ(read("{\"tools\": []}")->tool_use.choice, ToolUse::Choice::kNone);
+  EXPECT_EQ(read_fields("{\"tools\": []}")->tool_use.choice, ToolUse::Choice::kNone);
 }
 
 TEST(JsonText, MembersAndItemsAreTheTextAsWritten) {

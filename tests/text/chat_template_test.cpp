@@ -13,14 +13,14 @@ namespace {
 
 const std::string kData = std::string(ZIPAGE_SOURCE_DIR) + "/tests/data/text/";
 
-std::string read(const std::string& path) {
+std::string read_file(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream content;
   content << file.rdbuf();
   return content.str();
 }
 
-std::unique_ptr<ChatTemplate> parse(std::string source, std::string bos = "<s>", std::string eos = "</s>") {
+std::unique_ptr<ChatTemplate> parse_template(std::string source, std::string bos = "<s>", std::string eos = "</s>") {
   auto result = ChatTemplate::parse(std::move(source), std::move(bos), std::move(eos));
   EXPECT_TRUE(result.ok()) << result.status().message();
   return result.ok() ? std::move(result).value() : nullptr;
@@ -39,7 +39,7 @@ std::string render(const ChatTemplate& chat, const ChatTemplateInputs& inputs) {
 }
 
 std::string render(const std::string& source, const std::string& messages) {
-  return render(*parse(source), {.messages = messages});
+  return render(*parse_template(source), {.messages = messages});
 }
 
 // What came from messages, in order.
@@ -57,11 +57,12 @@ const char* const kChatMl =
 
 // Every template under tests/data/text/templates with every conversation, as Python's jinja2 renders it.
 TEST(ChatTemplate, case_30_TemplatesRenderAsJinja2DoesIt) {
-  const auto cases = nlohmann::json::parse(read(kData + "templates.json"));
+  const auto cases = nlohmann::json::parse(read_file(kData + "templates.json"));
   ASSERT_GT(cases.size(), 40U);
   for (const auto& row : cases) {
     const std::string name = row["template"];
-    const auto chat = parse(read(kData + "templates/" + name + ".jinja"), row["bos_token"], row["eos_token"]);
+    const auto chat =
+        parse_template(read_file(kData + "templates/" + name + ".jinja"), row["bos_token"], row["eos_token"]);
     ASSERT_NE(chat, nullptr) << name;
     ChatTemplateInputs inputs{.messages = row["messages"], .tools = row["tools"], .kwargs = row["kwargs"]};
     inputs.add_generation_prompt = row["add_generation_prompt"];
@@ -82,7 +83,7 @@ TEST(ChatTemplate, case_08_ControlTokensInAMessageStayText) {
   const auto tokenizer =
       Tokenizer::from_json_file(std::string(ZIPAGE_SOURCE_DIR) + "/models/reasoner/model/tokenizer.json");
   ASSERT_TRUE(tokenizer.ok());
-  const auto chat = parse(kChatMl);
+  const auto chat = parse_template(kChatMl);
   const auto ids = [&](const std::string& messages) {
     const auto spans = chat->render({.messages = messages});
     EXPECT_TRUE(spans.ok());
@@ -102,7 +103,7 @@ TEST(ChatTemplate, case_08_ControlTokensInAMessageStayText) {
 }
 
 TEST(ChatTemplate, case_08_TextOfToolsStaysTextBehindTojson) {
-  const auto chat = parse(
+  const auto chat = parse_template(
       "<|im_start|>{{ tools | tojson }}{% for t in tools %}{{ t.name | tojson(indent=2) }}{% endfor %}"
       "{\"own\": \"<|im_end|>\"}");
   const auto spans = chat->render({.messages = R"([{"role":"user","content":"x"}])",
@@ -116,14 +117,14 @@ TEST(ChatTemplate, case_08_TextOfToolsStaysTextBehindTojson) {
 }
 
 TEST(ChatTemplate, RolesMayMakeControlTokens) {
-  const auto chat = parse("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}");
+  const auto chat = parse_template("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}");
   const auto spans = chat->render({.messages = R"([{"role":"user","content":"hello"}])"});
   ASSERT_TRUE(spans.ok());
   EXPECT_EQ(inputs_of(*spans), std::vector<std::string>{"hello"});
 }
 
 TEST(ChatTemplate, case_28_RaiseExceptionIsTheClientsErrorWithTheTemplatesMessage) {
-  const auto chat = parse(
+  const auto chat = parse_template(
       "{% for m in messages %}{% if loop.index0 % 2 == 1 %}"
       "{{ raise_exception('Conversation roles must alternate!') }}{% endif %}{% endfor %}");
   const auto spans = chat->render({.messages = R"([{"role":"user","content":"a"},{"role":"user","content":"b"}])"});
@@ -157,26 +158,26 @@ TEST(ChatTemplate, TextPartsAreJoinedUnlessTheTemplateWalksThem) {
                    "{% endfor %}{% endif %}",
                    parts),
             "a;b;");
-  const auto chat = parse("{{ messages[0].content }}");
+  const auto chat = parse_template("{{ messages[0].content }}");
   const auto image = chat->render({.messages = R"([{"role":"user","content":[{"type":"image_url"}]}])"});
   ASSERT_FALSE(image.ok());
   EXPECT_EQ(image.status().param(), "messages");
 }
 
 TEST(ChatTemplate, ContinueFinalMessageEndsWithItsText) {
-  const auto chat = parse(kChatMl);
+  const auto chat = parse_template(kChatMl);
   ChatTemplateInputs inputs{.messages =
                                 R"([{"role":"user","content":"q"},{"role":"assistant","content":"The answer "}])"};
   inputs.continue_final_message = true;
   EXPECT_EQ(render(*chat, inputs), "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nThe answer ");
-  const auto trimming = parse("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}");
+  const auto trimming = parse_template("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}");
   EXPECT_EQ(render(*trimming, inputs), "[q][The answer");
   inputs.messages = R"([{"role":"assistant","content":null}])";
   EXPECT_FALSE(chat->render(inputs).ok());
 }
 
 TEST(ChatTemplate, MessagesThatAreNoMessagesNameTheField) {
-  const auto chat = parse(kChatMl);
+  const auto chat = parse_template(kChatMl);
   for (const char* messages : {"", "{}", "[]", "[1]", "[{}]", R"([{"role":1}])", "[", "nonsense"}) {
     const auto spans = chat->render({.messages = messages});
     ASSERT_FALSE(spans.ok()) << messages;

@@ -13,8 +13,8 @@ void PrintTo(const Parts& parts, std::ostream* out) {
   *out << "[" << parts.reasoning << "|" << parts.content << "]";
 }
 
-Parts parse(const std::vector<std::string>& deltas, PromptThought prompt = PromptThought::kUntouched,
-            ReasoningFormat format = {}) {
+Parts parse_thought(const std::vector<std::string>& deltas, PromptThought prompt = PromptThought::kUntouched,
+                    ReasoningFormat format = {}) {
   ReasoningParser parser(format, prompt);
   Parts parts;
   const auto add = [&](const ReasoningParser::Delta& delta) {
@@ -27,9 +27,9 @@ Parts parse(const std::vector<std::string>& deltas, PromptThought prompt = Promp
 }
 
 TEST(ReasoningParser, case_31_TagsAcrossDeltas) {
-  EXPECT_EQ(parse({"<thi", "nk>a", "b</th", "ink>c"}), (Parts{"ab", "c"}));
-  EXPECT_EQ(parse({"preface <th", "ink>x</think>y"}), (Parts{"x", "preface y"}));
-  EXPECT_EQ(parse({"</th", "ink>", "y"}, PromptThought::kOpened), (Parts{"", "y"}));
+  EXPECT_EQ(parse_thought({"<thi", "nk>a", "b</th", "ink>c"}), (Parts{"ab", "c"}));
+  EXPECT_EQ(parse_thought({"preface <th", "ink>x</think>y"}), (Parts{"x", "preface y"}));
+  EXPECT_EQ(parse_thought({"</th", "ink>", "y"}, PromptThought::kOpened), (Parts{"", "y"}));
 }
 
 TEST(ReasoningParser, case_31_EveryCutOfATextGivesTheSame) {
@@ -37,7 +37,7 @@ TEST(ReasoningParser, case_31_EveryCutOfATextGivesTheSame) {
   for (size_t size = 1; size <= text.size(); ++size) {
     std::vector<std::string> deltas;
     for (size_t at = 0; at < text.size(); at += size) deltas.push_back(text.substr(at, size));
-    EXPECT_EQ(parse(deltas), (Parts{"a < b </thin ", "p<c <think>d</think>"})) << size;
+    EXPECT_EQ(parse_thought(deltas), (Parts{"a < b </thin ", "p<c <think>d</think>"})) << size;
   }
 }
 
@@ -50,29 +50,29 @@ TEST(ReasoningParser, case_31_ALoneAngleBracketIsNotSwallowedNorDelayedForLong) 
 }
 
 TEST(ReasoningParser, case_31_ATagAtTheVeryEnd) {
-  EXPECT_EQ(parse({"<think>a", "</think>"}), (Parts{"a", ""}));
-  EXPECT_EQ(parse({"a</think"}, PromptThought::kOpened), (Parts{"a</think", ""}));
+  EXPECT_EQ(parse_thought({"<think>a", "</think>"}), (Parts{"a", ""}));
+  EXPECT_EQ(parse_thought({"a</think"}, PromptThought::kOpened), (Parts{"a</think", ""}));
 }
 
 TEST(ReasoningParser, case_31_AnUnfinishedThoughtIsReasoning) {
-  EXPECT_EQ(parse({"so it goes"}, PromptThought::kOpened), (Parts{"so it goes", ""}));
-  EXPECT_EQ(parse({"<think>so it goes"}), (Parts{"so it goes", ""}));
+  EXPECT_EQ(parse_thought({"so it goes"}, PromptThought::kOpened), (Parts{"so it goes", ""}));
+  EXPECT_EQ(parse_thought({"<think>so it goes"}), (Parts{"so it goes", ""}));
 }
 
 TEST(ReasoningParser, ABeginTagThatRepeatsThePromptsIsDropped) {
-  EXPECT_EQ(parse({"<th", "ink>a</think>b"}, PromptThought::kOpened), (Parts{"a", "b"}));
-  EXPECT_EQ(parse({"<thorn>a</think>b"}, PromptThought::kOpened), (Parts{"<thorn>a", "b"}));
+  EXPECT_EQ(parse_thought({"<th", "ink>a</think>b"}, PromptThought::kOpened), (Parts{"a", "b"}));
+  EXPECT_EQ(parse_thought({"<thorn>a</think>b"}, PromptThought::kOpened), (Parts{"<thorn>a", "b"}));
 }
 
 TEST(ReasoningParser, APromptThatClosedTheThoughtLeavesContent) {
-  EXPECT_EQ(parse({"x <think>y</think>"}, PromptThought::kClosed), (Parts{"", "x <think>y</think>"}));
+  EXPECT_EQ(parse_thought({"x <think>y</think>"}, PromptThought::kClosed), (Parts{"", "x <think>y</think>"}));
 }
 
 TEST(ReasoningParser, DeepSeekR1BeginsInsideTheThought) {
   ReasoningFormat format;
   format.always_thinks = true;
-  EXPECT_EQ(parse({"a</think>b"}, PromptThought::kUntouched, format), (Parts{"a", "b"}));
-  EXPECT_EQ(parse({"b"}, PromptThought::kClosed, format), (Parts{"", "b"}));
+  EXPECT_EQ(parse_thought({"a</think>b"}, PromptThought::kUntouched, format), (Parts{"a", "b"}));
+  EXPECT_EQ(parse_thought({"b"}, PromptThought::kClosed, format), (Parts{"", "b"}));
 }
 
 TEST(ReasoningParser, ATagsTokenIsTheTagEvenWhenItsTextIsHidden) {

@@ -10,7 +10,7 @@ namespace {
 
 const std::string kReasoner = std::string(ZIPAGE_SOURCE_DIR) + "/models/reasoner";
 
-nlohmann::json load(const std::string& path) {
+nlohmann::json load_json(const std::string& path) {
   std::ifstream file(path);
   return nlohmann::json::parse(file);
 }
@@ -26,7 +26,7 @@ TEST(ReasonerTokenizer, PromptsOfTheReferenceRunsHaveTheReferenceIds) {
       questions[row["id"]] = row["messages"][0]["content"];
     }
   }
-  const auto reference = load(kReasoner + "/reference.json");
+  const auto reference = load_json(kReasoner + "/reference.json");
   ASSERT_EQ(reference["rows"].size(), 8U);
   for (const auto& row : reference["rows"]) {
     const std::string prompt = "<|im_start|>user\n" + questions.at(row["id"]) + "<|im_end|>\n<|im_start|>assistant\n";

@@ -14,7 +14,7 @@ using nlohmann::json;
 
 const std::string kData = std::string(ZIPAGE_SOURCE_DIR) + "/tests/data/text/tokenizers/";
 
-json load(const std::string& name) {
+json load_vectors(const std::string& name) {
   std::ifstream file(kData + name);
   return json::parse(file);
 }
@@ -36,7 +36,7 @@ std::string hash_of(const std::vector<int32_t>& ids) {
 
 std::unique_ptr<Tokenizer> make(const json& variant) {
   json file = variant;
-  file["model"] = load(variant["base"].get<std::string>() + ".json");
+  file["model"] = load_vectors(variant["base"].get<std::string>() + ".json");
   file["model"].update(variant["model"]);
   auto tokenizer = Tokenizer::from_json(file.dump(), variant["name"].get<std::string>());
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
@@ -46,11 +46,11 @@ std::unique_ptr<Tokenizer> make(const json& variant) {
 class TokenizerVectors : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    for (const json& variant : load("variants.json")) {
+    for (const json& variant : load_vectors("variants.json")) {
       if (variant["name"] == GetParam()) tokenizer = make(variant);
     }
     ASSERT_NE(tokenizer, nullptr);
-    vectors = load("vectors.json");
+    vectors = load_vectors("vectors.json");
     expected = vectors["variants"][GetParam()];
   }
   std::unique_ptr<Tokenizer> tokenizer;
@@ -99,14 +99,14 @@ TEST_P(TokenizerVectors, DecodedTextEqualsHuggingFaces) {
 
 INSTANTIATE_TEST_SUITE_P(, TokenizerVectors, testing::ValuesIn([] {
                            std::vector<std::string> names;
-                           for (const json& variant : load("variants.json")) names.push_back(variant["name"]);
+                           for (const json& variant : load_vectors("variants.json")) names.push_back(variant["name"]);
                            return names;
                          }()),
                          [](const auto& param) { return param.param; });
 
 TEST(Tokenizer, LongHostileTextsTakeLinearTime) {
   // Each of these made somebody's tokenizer quadratic; a test that hangs is the failure.
-  for (const json& each : load("variants.json")) {
+  for (const json& each : load_vectors("variants.json")) {
     if (each["name"] == "deepseek_v3" || each["name"] == "llama2") {
       const auto tokenizer = make(each);
       for (const std::string& unit :

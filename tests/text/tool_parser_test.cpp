@@ -32,7 +32,7 @@ bool whole_characters(const std::string& text) {
   }
 }
 
-Parsed parse(ToolFormat format, const std::vector<std::string>& pieces) {
+Parsed parse_calls(ToolFormat format, const std::vector<std::string>& pieces) {
   int next = 0;
   const auto parser = make_tool_parser(format, [&] { return "call_" + std::to_string(next++); });
   Parsed parsed;
@@ -72,15 +72,15 @@ std::vector<std::string> characters(const std::string& text) {
 
 // The same whole, character by character, and cut in two and in three at every character.
 void expect_parsed(ToolFormat format, const std::string& text, const Parsed& expected) {
-  EXPECT_EQ(parse(format, {text}), expected) << text;
+  EXPECT_EQ(parse_calls(format, {text}), expected) << text;
   const std::vector<std::string> all = characters(text);
-  EXPECT_EQ(parse(format, all), expected) << text << " character by character";
+  EXPECT_EQ(parse_calls(format, all), expected) << text << " character by character";
   std::string head;
   for (size_t cut = 0; cut < all.size(); ++cut) {
     head += all[cut];
-    EXPECT_EQ(parse(format, {head, text.substr(head.size())}), expected) << text << " cut at " << head.size();
+    EXPECT_EQ(parse_calls(format, {head, text.substr(head.size())}), expected) << text << " cut at " << head.size();
     const std::string middle = cut + 1 < all.size() ? all[cut + 1] : "";
-    EXPECT_EQ(parse(format, {head, middle, text.substr(head.size() + middle.size())}), expected) << text;
+    EXPECT_EQ(parse_calls(format, {head, middle, text.substr(head.size() + middle.size())}), expected) << text;
   }
 }
 
