@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_gated.h"
 #include "tensor/bf16.h"
 
 namespace zipage::cuda {
@@ -217,6 +218,27 @@ void bench_gemm(Bench& bench) {
   }
 }
 
+// Gate, up and SiLU in one kernel, and one after the other.
+void bench_gated(Bench& bench) {
+  if (!bench.wants("gated")) return;
+  const Launch launch{.stream = bench.queue().stream(), .num_sms = 132, .compute_capability = 90};
+  Backend& b = bench.backend();
+  const auto weight = b.make_noise_linear(2 * kIntermediate, kHidden, 1);
+  const void* data = static_cast<const CudaLinear&>(*weight).data();
+  for (const int64_t rows : {256, 512, 1024, 2048, 8192}) {
+    const auto buffer = [&](int64_t cols) { return bench.random(static_cast<size_t>(rows * cols) * 2, "activations"); };
+    const auto x = buffer(kHidden), both = buffer(2 * kIntermediate), ffn = buffer(kIntermediate);
+    const Matrix in = act(*x, rows, kHidden), wide = act(*both, rows, 2 * kIntermediate),
+                 out = act(*ffn, rows, kIntermediate);
+    const Work work{.flops = 4.0 * static_cast<double>(rows) * kHidden * kIntermediate};
+    bench.measure(fmt::format("gated rows {}", rows), work, [&](int) { gemm_gated(launch, in, data, out); });
+    bench.measure(fmt::format("gated rows {}, op by op", rows), work, [&](int) {
+      b.linear(bench.queue(), {.x = in, .weight = weight.get(), .out = wide});
+      b.silu_mul(bench.queue(), {.gate_up = wide, .out = out});
+    });
+  }
+}
+
 // The linear layers between two attentions: as one kernel, and op by op.
 void bench_chain(Bench& bench) {
   if (!bench.wants("chain")) return;
@@ -233,7 +255,7 @@ void bench_chain(Bench& bench) {
   }
   const auto norm = bench.array(std::vector<float>(kHidden, 1.0F));
   const double bytes = 2.0 * kHidden * (6144.0 + kHidden + 3.0 * kIntermediate);
-  for (const int64_t rows : {1, 8, 16, 32, 40, 64}) {
+  for (const int64_t rows : {1, 8, 16, 32, 40, 64, 256, 320, 8192}) {
     const auto buffer = [&](int64_t cols) { return bench.random(static_cast<size_t>(rows * cols) * 2, "activations"); };
     const auto x = buffer(kHidden), hidden = buffer(kHidden), residual = buffer(kHidden), qkv = buffer(6144),
                gate_up = buffer(2 * kIntermediate), ffn = buffer(kIntermediate);
@@ -634,24 +656,25 @@ void bench_step(Bench& bench) {
       b.linear(queue, {.x = h, .weight = layers[0].qkv.get(), .out = act(*qkv, rows, 6144)});
       for (int i = 0; i < kLayers; ++i) {
         const Layer& layer = layers[static_cast<size_t>(i % kDistinct)];
-        b.qkv_rope_append(queue, {.qkv = act(*qkv, rows, 6144),
-                                  .num_heads = kHeads,
-                                  .q_norm = norm->as<float>(),
-                                  .k_norm = norm->as<float>(),
-                                  .cos_sin = cos_sin->as<float>(),
-                                  .rotary_dim = kHeadDim,
-                                  .layer = i % kDistinct,
-                                  .batch = batch.view,
-                                  .kv = pool.pool});
         Matrix q = act(*qkv, rows, kHidden);
         q.stride = 6144;
-        b.attention(queue, {.q = q,
-                            .num_heads = kHeads,
-                            .scale = 0.088F,
-                            .layer = i % kDistinct,
-                            .batch = batch.view,
-                            .kv = pool.pool,
-                            .out = act(*attended, rows, kHidden)});
+        b.append_and_attend(queue,
+                            {.qkv = act(*qkv, rows, 6144),
+                             .num_heads = kHeads,
+                             .q_norm = norm->as<float>(),
+                             .k_norm = norm->as<float>(),
+                             .cos_sin = cos_sin->as<float>(),
+                             .rotary_dim = kHeadDim,
+                             .layer = i % kDistinct,
+                             .batch = batch.view,
+                             .kv = pool.pool},
+                            {.q = q,
+                             .num_heads = kHeads,
+                             .scale = 0.088F,
+                             .layer = i % kDistinct,
+                             .batch = batch.view,
+                             .kv = pool.pool,
+                             .out = act(*attended, rows, kHidden)});
         b.dense_chain(queue, {.x = act(*attended, rows, kHidden),
                               .residual = r,
                               .output = {layer.o.get()},
@@ -703,6 +726,7 @@ int main(int argc, char** argv) {
     cuda::bench_sample(bench);
     cuda::bench_compression(bench);
     cuda::bench_gemm(bench);
+    cuda::bench_gated(bench);
     cuda::bench_chain(bench);
     cuda::bench_linear(bench);
     cuda::bench_step(bench);

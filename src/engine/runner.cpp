@@ -1,6 +1,7 @@
 #include "engine/runner.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -35,11 +36,13 @@ Runner::~Runner() {
 void Runner::launch(const StepBatch& batch, const SamplingBatch& sampling, int top_logprobs) {
   ZIPAGE_CHECK(launched_.size() < results_host_.size(), "{} batches are not collected", launched_.size());
   auto begun = backend_->record(*queue_);
-  forward(batch);
   Launched launched{.num_sampled = batch.num_sampled,
                     .num_rows = static_cast<int>(batch.logit_rows.size()),
                     .top_logprobs = top_logprobs};
-  if (launched.num_rows > 0) sample(batch, sampling, launched);
+  std::optional<SamplingInputs> inputs;
+  if (launched.num_rows > 0) inputs = upload_sampling(batch, sampling, launched);
+  forward(batch);
+  if (inputs) sample(*inputs, sampling, launched);
   launched.begun = std::move(begun);
   launched.compressions = std::exchange(compressions_, {});
   launched.done = backend_->record(*queue_);
@@ -58,8 +61,9 @@ void Runner::forward(const StepBatch& batch) {
   decoder_->forward(*queue_, view, kv_, ring_);
 }
 
-void Runner::sample(const StepBatch& batch, const SamplingBatch& sampling, Launched& launched) {
-  const int num_sampled = launched.num_sampled, num_rows = launched.num_rows;
+Runner::SamplingInputs Runner::upload_sampling(const StepBatch& batch, const SamplingBatch& sampling,
+                                               Launched& launched) {
+  const int num_sampled = launched.num_sampled;
   ZIPAGE_CHECK(sampling.rows() == num_sampled, "{} sampling rows for {} sampled chunks", sampling.rows(), num_sampled);
   // Rows after the sampled ones: the tokens whose log-probabilities are asked for are known already.
   for (const StepBatch::ScoredToken& token : batch.scored) {
@@ -76,29 +80,35 @@ void Runner::sample(const StepBatch& batch, const SamplingBatch& sampling, Launc
   const int32_t* rows = put(batch.logit_rows);
   const int32_t* known = put(launched.known);
   const Results results = results_in(results_->data());
-  SampleParams params{.vocab = sampling.vocab,
-                      .temperature = put(sampling.temperature),
-                      .top_k = put(sampling.top_k),
-                      .top_p = put(sampling.top_p),
-                      .min_p = put(sampling.min_p),
-                      .seed = put(sampling.seed),
-                      .position = put(sampling.position),
-                      .repetition_penalty = put(sampling.repetition_penalty),
-                      .presence_penalty = put(sampling.presence_penalty),
-                      .frequency_penalty = put(sampling.frequency_penalty),
-                      .history_start = sampling.history_ids.empty() ? nullptr : put(sampling.history_start),
-                      .history_ids = put(sampling.history_ids),
-                      .history_counts = put(sampling.history_counts),
-                      .bias_start = sampling.bias_ids.empty() ? nullptr : put(sampling.bias_start),
-                      .bias_ids = put(sampling.bias_ids),
-                      .bias_values = put(sampling.bias_values),
-                      .allowed = sampling.allowed.empty() ? nullptr : put(sampling.allowed),
-                      .use_allowed = put(sampling.use_allowed),
-                      .out_token = results.tokens};
+  const SampleParams params{.vocab = sampling.vocab,
+                            .temperature = put(sampling.temperature),
+                            .top_k = put(sampling.top_k),
+                            .top_p = put(sampling.top_p),
+                            .min_p = put(sampling.min_p),
+                            .seed = put(sampling.seed),
+                            .position = put(sampling.position),
+                            .repetition_penalty = put(sampling.repetition_penalty),
+                            .presence_penalty = put(sampling.presence_penalty),
+                            .frequency_penalty = put(sampling.frequency_penalty),
+                            .history_start = sampling.history_ids.empty() ? nullptr : put(sampling.history_start),
+                            .history_ids = put(sampling.history_ids),
+                            .history_counts = put(sampling.history_counts),
+                            .bias_start = sampling.bias_ids.empty() ? nullptr : put(sampling.bias_start),
+                            .bias_ids = put(sampling.bias_ids),
+                            .bias_values = put(sampling.bias_values),
+                            .allowed = sampling.allowed.empty() ? nullptr : put(sampling.allowed),
+                            .use_allowed = put(sampling.use_allowed),
+                            .out_token = results.tokens};
   arena.upload(*queue_);
+  return {.rows = rows, .known = known, .params = params};
+}
 
-  const Matrix logits = decoder_->logits(*queue_, rows, num_rows);
+void Runner::sample(const SamplingInputs& inputs, const SamplingBatch& sampling, Launched& launched) {
+  const int num_sampled = launched.num_sampled, num_rows = launched.num_rows;
+  const Results results = results_in(results_->data());
+  const Matrix logits = decoder_->logits(*queue_, inputs.rows, num_rows);
   if (num_sampled > 0) {
+    SampleParams params = inputs.params;
     params.logits = logits;
     params.logits.rows = num_sampled;
     backend_->sample(*queue_, params);
@@ -114,7 +124,7 @@ void Runner::sample(const StepBatch& batch, const SamplingBatch& sampling, Launc
   if (top_n < 0) return;
   ZIPAGE_CHECK(top_n <= kMaxTopLogprobs, "{} log-probabilities a token", top_n);
   score(logits, 0, num_sampled, results.tokens, sampling.vocab, top_n);
-  score(logits, num_sampled, num_rows - num_sampled, known, sampling.vocab, top_n);
+  score(logits, num_sampled, num_rows - num_sampled, inputs.known, sampling.vocab, top_n);
   const auto n = static_cast<size_t>(num_rows);
   fetch(results.chosen, n * 4);
   fetch(results.ranks, n * 4);

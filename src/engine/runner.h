@@ -71,7 +71,13 @@ class Runner final : public ModelRunner {
   // Lets the ops choose among their alternatives at the sizes that will come, then records the graphs.
   void warm_up(const std::function<void(double)>& progress);
   void forward(const StepBatch& batch);
-  void sample(const StepBatch& batch, const SamplingBatch& sampling, Launched& launched);
+  // Uploads what the batch samples with, in front of the batch, so that no copy stands between it and the sampler.
+  struct SamplingInputs {
+    const int32_t *rows, *known;  // device
+    SampleParams params;
+  };
+  SamplingInputs upload_sampling(const StepBatch& batch, const SamplingBatch& sampling, Launched& launched);
+  void sample(const SamplingInputs& inputs, const SamplingBatch& sampling, Launched& launched);
   void score(const Matrix& logits, int begin, int count, const int32_t* chosen, int vocab, int top_n);
   Results results_in(std::byte* base) const;
   EngineConfig config_;

@@ -89,10 +89,10 @@ void Runner::warm_up(const std::function<void(double)>& progress) {
     for (int size = plan_.max_tokens_per_step; size >= kLeastTunedChunk; size /= 2) sizes.push_back(size);
     // Neighbouring sizes may share a choice: the largest of them is the one to make it.
     std::ranges::sort(sizes, std::greater());
-    const auto forward = [&](int size, bool as_decodes) {
+    const auto padding = [&](int size, bool as_decodes) {
       BatchView view = inputs_->upload_padding(*queue_, size, as_decodes);
       view.sampled = results_in(results_->data()).tokens;
-      return [this, view] { decoder_->forward(*queue_, view, kv_, ring_); };
+      return view;
     };
     const auto head = [&](int size) {
       sampling_inputs_->reset();
@@ -109,12 +109,13 @@ void Runner::warm_up(const std::function<void(double)>& progress) {
     };
     for (int size : sizes) {
       const bool decodes = size <= plan_.graph_sizes.back();
-      forward(size, decodes)();
+      decoder_->warm_up(*queue_, padding(size, decodes), kv_, ring_);
       if (decodes && size <= plan_.max_logit_rows) head(size);
       advance();
     }
     for (int size : plan_.graph_sizes) {
-      const auto work = forward(size, /*as_decodes=*/true);
+      const BatchView view = padding(size, /*as_decodes=*/true);
+      const auto work = [&] { decoder_->forward(*queue_, view, kv_, ring_); };
       if (auto graph = device.capture(*queue_, work)) graphs_.emplace(size, std::move(graph));
       advance();
     }

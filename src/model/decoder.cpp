@@ -67,7 +67,7 @@ Matrix Decoder::activation(const Buffer& buffer, int64_t rows, int64_t cols) con
   return {.data = buffer.data(), .dtype = activation_, .rows = rows, .cols = cols, .stride = cols};
 }
 
-void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring) {
+void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring, int num_layers) {
   ZIPAGE_CHECK(batch.num_tokens <= max_tokens_, "a batch of {} tokens, reserved for {}", batch.num_tokens, max_tokens_);
   const int64_t rows = batch.num_tokens;
   const Matrix hidden = activation(*hidden_, rows, config_.hidden_size);
@@ -85,10 +85,10 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
   const LayerWeights& first = weights_.layers.front();
   backend_.rms_norm(queue, {.x = residual, .weight = first.input_norm, .eps = eps, .out = hidden});
   backend_.linear(queue, {.x = hidden, .weight = first.qkv.get(), .bias = first.qkv_bias, .out = qkv});
-  for (int i = 0; i < config_.num_layers; ++i) {
+  for (int i = 0; i < num_layers; ++i) {
     const LayerWeights& layer = weights_.layers[static_cast<size_t>(i)];
     const LayerWeights* next = i + 1 < config_.num_layers ? &layer + 1 : nullptr;
-    backend_.qkv_rope_append(queue, {.qkv = qkv,
+    const QkvRopeAppendParams append{.qkv = qkv,
                                      .num_heads = config_.num_heads,
                                      .q_norm = layer.q_norm,
                                      .k_norm = layer.k_norm,
@@ -98,14 +98,15 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
                                      .layer = i,
                                      .batch = batch,
                                      .kv = kv,
-                                     .ring = ring});
-    backend_.attention(queue, {.q = qkv,
-                               .num_heads = config_.num_heads,
-                               .scale = attention_scale_,
-                               .layer = i,
-                               .batch = batch,
-                               .kv = kv,
-                               .out = attention});
+                                     .ring = ring};
+    backend_.append_and_attend(queue, append,
+                               {.q = qkv,
+                                .num_heads = config_.num_heads,
+                                .scale = attention_scale_,
+                                .layer = i,
+                                .batch = batch,
+                                .kv = kv,
+                                .out = attention});
     DenseChainParams dense{.x = attention,
                            .residual = residual,
                            .output = {layer.output.get(), layer.output_bias},

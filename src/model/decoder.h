@@ -20,7 +20,13 @@ class Decoder {
           int max_model_len, Queue& queue);
 
   // Computes all tokens of the batch, stores their K and V, leaves their final hidden states inside.
-  void forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring);
+  void forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring) {
+    forward(queue, batch, kv, ring, config_.num_layers);
+  }
+  // The first layer alone, in which every op meets the batch's shapes.
+  void warm_up(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring) {
+    forward(queue, batch, kv, ring, 1);
+  }
 
   // Logits of the tokens `rows` (device, indices into the last batch) -> fp32 [num_rows, vocab], valid until the next
   // call. REQUIRES: num_rows <= max_logit_rows
@@ -31,6 +37,7 @@ class Decoder {
   static size_t workspace_bytes(const ModelConfig& config, size_t activation_bytes, int max_tokens, int max_logit_rows);
 
  private:
+  void forward(Queue& queue, const BatchView& batch, const KvPool& kv, const QueryRing& ring, int num_layers);
   Matrix activation(const Buffer& buffer, int64_t rows, int64_t cols) const;
 
   Backend& backend_;

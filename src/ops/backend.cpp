@@ -8,6 +8,11 @@ namespace zipage {
 std::unique_ptr<Backend> make_cuda_backend();
 #endif
 
+void Backend::append_and_attend(Queue& queue, const QkvRopeAppendParams& append, const AttentionParams& attend) {
+  qkv_rope_append(queue, append);
+  attention(queue, attend);
+}
+
 void Backend::dense_chain(Queue& queue, const DenseChainParams& p) {
   linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
   rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});

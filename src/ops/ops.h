@@ -376,6 +376,8 @@ class Backend {
   virtual void linear(Queue&, const LinearParams&) = 0;
   virtual void qkv_rope_append(Queue&, const QkvRopeAppendParams&) = 0;
   virtual void attention(Queue&, const AttentionParams&) = 0;
+  // The two one after the other, unless a backend knows better; q of qkv is the attention's, and undefined afterwards.
+  virtual void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&);
   virtual void silu_mul(Queue&, const SiluMulParams&) = 0;
   // The ops above, one after another, unless a backend knows better.
   virtual void dense_chain(Queue&, const DenseChainParams&);

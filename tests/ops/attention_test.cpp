@@ -135,6 +135,26 @@ TEST_P(AttentionTest, LongSequencesAloneAndTogether) {
   }
 }
 
+TEST_P(AttentionTest, PromptsOfMorePiecesThanADeviceRunsAtATime) {
+  Random random(8);
+  const Heads heads{16, 8, 64};
+  const std::vector<TestSequence> sequences{{40, 1}, {0, 900}, {130, 203}, {0, 2}, {511, 100}};
+  Scene scene(device, heads, 32, sequences, random);
+  const std::vector<float> first = attend(device, scene);
+  EXPECT_EQ(attend(device, scene), first);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int t = 0; t < sequences[s].num_tokens; t += t < 70 ? 1 : 31) {
+      oracle::Reals expected;
+      for (int head = 0; head < heads.num_heads; ++head) {
+        const auto row = scene.expected(s, scene.batch->first_token(s) + t, head, sequences[s].context + t + 1);
+        expected.insert(expected.end(), row.begin(), row.end());
+      }
+      const auto begin = first.begin() + (scene.batch->first_token(s) + t) * scene.width();
+      ASSERT_TRUE(close({begin, begin + scene.width()}, expected, scene.width(), tolerance())) << s << ", " << t;
+    }
+  }
+}
+
 TEST_P(AttentionTest, case_46_PaddingRowsAreZeroAndUnusedSlotsHaveNoEffect) {
   // PagedKv fills the pool with NaN, so a read of any slot that was not written shows.
   Random random(3);

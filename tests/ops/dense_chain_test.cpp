@@ -135,6 +135,12 @@ TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
                                        {33, 128, 256, 512, 384, true},
                                        {64, 192, 128, 288, 240},
                                        {65, 64, 64, 128, 96},
+                                       {530, 128, 192, 200, 72},
+                                       {513, 64, 72, 456, 64, true},
+                                       {150, 128, 64, 328, 80},
+                                       {300, 64, 128, 136, 72},
+                                       {390, 64, 64, 264, 0, false, true},
+                                       {20, 192, 64, 8200, 72},
                                        {5, 128, 128, 256, 0, true, true},
                                        {24, 384, 512, 1152, 0, false, true}};
   for (const ChainShape& shape : shapes) {
@@ -160,7 +166,7 @@ TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
 
 TEST_P(DenseChainTest, OfALargeModelEqualsTheOpsOneByOne) {
   if (device.f32()) GTEST_SKIP() << "the ops one by one are what it does";
-  for (const int rows : {1, 7, 8, 16, 31, 40, 64}) {
+  for (const int rows : {1, 7, 8, 16, 31, 64, 128, 200, 256, 320, 384, 600, 1100}) {
     Chain chain(device, {.rows = rows, .hidden = 4096, .attention = 4096, .ffn = 12288, .qkv = 6144, .made_up = true},
                 2);
     const Chain::Results got = chain.run(true), expected = chain.run(false);

@@ -56,6 +56,17 @@ PagedKv::PagedKv(Device& device, const KvGeometry& geometry, bool with_scores) :
   const std::vector<std::byte> nan(bytes, std::byte{0xff});
   device.upload(data_->data(), nan.data(), bytes);
   pool_.data = data_->data();
+  if (geometry.dtype == DType::kF8E4M3) {
+    // Each head's own, so that a wrong one shows.
+    std::vector<float> scales;
+    for (int i = 0; i < 2 * geometry.num_layers * geometry.num_kv_heads; ++i) {
+      scales.push_back(0.02F + 0.003F * static_cast<float>(i % 7));
+    }
+    scales_ = device.allocate(scales.size() * sizeof(float));
+    device.upload(scales_->data(), scales.data(), scales.size() * sizeof(float));
+    pool_.k_scale = scales_->as<float>();
+    pool_.v_scale = pool_.k_scale + geometry.num_layers * geometry.num_kv_heads;
+  }
   if (with_scores) {
     const size_t entries = static_cast<size_t>(geometry.num_layers) * static_cast<size_t>(geometry.num_blocks) *
                            static_cast<size_t>(geometry.num_kv_heads) * static_cast<size_t>(geometry.block_size);

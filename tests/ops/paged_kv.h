@@ -55,6 +55,7 @@ class PagedKv {
   std::unique_ptr<Buffer> data_;
   std::unique_ptr<Buffer> scores_;
   std::unique_ptr<Buffer> positions_;
+  std::unique_ptr<Buffer> scales_;  // fp8: of K, then of V
 };
 
 // bf16's neighbour of each value: what the pool holds of it.

@@ -2,7 +2,7 @@
 //
 // All (sequence, KV head) units, cut into tiles of 16 slots, form one line of work, in which the end of a unit counts
 // as some tiles too (+): a block with many short sequences would be the last otherwise. Each block takes an equal
-// piece:
+// piece (but where there are few and short units, each of which one block takes):
 //
 //      |+-- unit 0 ---|+------ unit 1 -------|+- unit 2 --| ...       unit = sequence * num_kv_heads + head
 //      |---- block 0 ----|---- block 1 ----|---- block 2 ----|
@@ -14,51 +14,32 @@
 //
 // A tile's scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that the 16 rows of a tensor-core tile
 // are slots and the 8 columns the query heads of the group: nothing is padded up to 16 query rows.
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/launch.h"
+#include "ops/cuda/attention_decode.cuh"
 
 namespace zipage::cuda {
 namespace {
 
-// ---- numbers ----
-constexpr int kTile = 16;  // slots a tile
-constexpr int kMaxWarps = 8;
-constexpr int kHeadsPerTile = 8;  // columns of one tensor-core tile
-constexpr int kUnitBytes = 72 * 1024;
+// ---- kernels ----
 
-struct Args {
-  const bf16* q;
-  int64_t q_stride;
-  bf16* out;
-  int64_t out_stride;
-  int num_seqs, num_heads, group, layer, max_blocks_per_seq;
-  int num_tokens, num_batch_seqs;  // of the whole batch
-  float scale;
-  const int32_t *query_start_loc, *seq_lens, *block_table;
-  KvLayout kv;
-  const float *k_scale, *v_scale;  // [num_layers, num_kv_heads], fp8 only
-  float* partial_out;              // [2 * gridDim.x, group, head_dim]
-  float2* partial_stats;           // [2 * gridDim.x, group] maximum (of scaled log2 scores) and sum
-  int32_t* counters;               // [units] zero
-};
-
-template <bool kFp8, int kHeadDim, int kHeadTiles>
-struct Shape {
-  static constexpr int kRowBytes = kHeadDim * (kFp8 ? 1 : 2);
-  static constexpr int kStageBytes = 2 * kTile * kRowBytes;  // K tile, V tile
-  static constexpr int kStages = kHeadTiles > 1 && kHeadDim > 64 ? 2 : kStageBytes <= 4096 ? 5 : 3;
-  static constexpr int kWarps = kStageBytes > 8192 ? 4 : kMaxWarps;
-  static constexpr int kSteps = kHeadDim / 16;
-  // Tiles that a unit's end is worth: about 2 microseconds of a block, at its share of the memory's speed.
-  static constexpr int kUnitCost = kUnitBytes / kStageBytes;
-};
+constexpr int kWholeTiles = 6;  // a warp; to bring a unit's parts together takes about as long
 
 // What a block works on: [begin, end) of the line.
 struct Piece {
   int begin, end;
 };
 
-// ---- kernels ----
+// Few short units: each is one block's.
+__device__ bool units_stay_whole(const int* first, int num_seqs, int num_kv_heads, int longest) {
+  bool whole = num_seqs * num_kv_heads <= static_cast<int>(gridDim.x);
+  for (int seq = 0; whole && seq < num_seqs; ++seq) whole = first[seq + 1] - first[seq] <= longest;
+  return whole;
+}
+__device__ Piece unit_piece(const int* first, int num_seqs, int num_kv_heads) {
+  const int seq = static_cast<int>(blockIdx.x) / num_kv_heads, head = static_cast<int>(blockIdx.x) % num_kv_heads;
+  if (seq >= num_seqs) return {0, 0};
+  const int size = first[seq + 1] - first[seq], begin = first[seq] * num_kv_heads + head * size;
+  return {begin, begin + size};
+}
 
 // Where a tile of the line lies. Tiles are visited in order, so moving on costs a comparison.
 template <int kUnitCost>
@@ -130,204 +111,10 @@ __device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile
   __syncthreads();
 }
 
-template <bool kFp8, int kHeadDim, int kHeadTiles>
-struct Warp {
-  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
-  using Math = std::conditional_t<kFp8, HalfMath, Bf16Math>;
-  static constexpr int kSteps = S::kSteps;
-
-  uint32_t q[kHeadTiles][kSteps][2];  // B fragments of Q^T, [head_dim, heads]
-  float out[kSteps][kHeadTiles][4];   // O^T, [head_dim, heads]
-  float maximum[kHeadTiles][2];       // of the lane's two heads
-  float sum[kHeadTiles][2];           // this lane's slots only
-  float scale_log2;                   // softmax scale and log2(e), and for fp8 K's scale
-
-  __device__ void reset() {
-#pragma unroll
-    for (int n = 0; n < kHeadTiles; ++n) {
-      maximum[n][0] = maximum[n][1] = -INFINITY;
-      sum[n][0] = sum[n][1] = 0.0F;
-#pragma unroll
-      for (int m = 0; m < kSteps; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[m][n][i] = 0.0F;
-      }
-    }
-  }
-
-  // fp8: a 32-bit word of a K row feeds both halves of a fragment, so the element order within 16 is permuted; Q
-  // follows.
-  __device__ void load_query(const Args& a, int seq, int kv_head) {
-    const int lane = threadIdx.x % kWarpSize, column = lane / 4, t = lane % 4;
-    const int64_t token = a.query_start_loc[seq];
-    const auto* base =
-        reinterpret_cast<const uint32_t*>(a.q + token * a.q_stride + int64_t{kv_head} * a.group * kHeadDim);
-#pragma unroll
-    for (int n = 0; n < kHeadTiles; ++n) {
-      const int head = n * kHeadsPerTile + column;
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        uint2 v = make_uint2(0, 0);
-        if (head < a.group) {
-          const auto* row = base + (head * kHeadDim + k * 16) / 2;
-          v = kFp8 ? make_uint2(row[2 * t], row[2 * t + 1]) : make_uint2(row[t], row[t + 4]);
-        }
-        if constexpr (kFp8) {
-          const float2 x = unpack(v.x), y = unpack(v.y);
-          v = make_uint2(pack_half(x.x, x.y), pack_half(y.x, y.y));
-        }
-        q[n][k][0] = v.x, q[n][k][1] = v.y;
-      }
-    }
-  }
-
-  // One tile from shared memory: scores, running softmax, output. `valid` slots of it count.
-  __device__ void compute(uint32_t keys, uint32_t values, int valid) {
-    const int lane = threadIdx.x % kWarpSize;
-    float s[kHeadTiles][4] = {};
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int k = 0; k < kSteps; k += 2) {
-        uint32_t words[4];  // (slots 0-7, step k), (slots 8-15, step k), the same of step k + 1
-        load_matrices(words, keys + swizzle<S::kRowBytes>(lane & 15, k + (lane >> 4)));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t low = words[2 * half], high = words[2 * half + 1];
-          const uint32_t fragment[4] = {fp8x2_to_half2(low), fp8x2_to_half2(high), fp8x2_to_half2(low >> 16),
-                                        fp8x2_to_half2(high >> 16)};
-#pragma unroll
-          for (int n = 0; n < kHeadTiles; ++n) mma<Math>(s[n], fragment, q[n][k + half][0], q[n][k + half][1]);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        uint32_t fragment[4];
-        load_matrices(fragment, keys + swizzle<S::kRowBytes>(lane & 15, 2 * k + (lane >> 4)));
-#pragma unroll
-        for (int n = 0; n < kHeadTiles; ++n) mma<Math>(s[n], fragment, q[n][k][0], q[n][k][1]);
-      }
-    }
-
-    const int slot = lane / 4;
-    uint32_t p[kHeadTiles][2];
-    bool grew = false;
-    float next[kHeadTiles][2];
-#pragma unroll
-    for (int n = 0; n < kHeadTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool seen = slot + (i / 2) * 8 < valid;
-        s[n][i] = seen ? s[n][i] * scale_log2 : -INFINITY;
-      }
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float m = fmaxf(s[n][c], s[n][c + 2]);
-        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 4));
-        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 8));
-        m = fmaxf(m, __shfl_xor_sync(kFullMask, m, 16));
-        next[n][c] = fmaxf(maximum[n][c], m);
-        grew |= next[n][c] > maximum[n][c];
-      }
-    }
-    if (__any_sync(kFullMask, grew)) {
-#pragma unroll
-      for (int n = 0; n < kHeadTiles; ++n) {
-        // Equal maxima, both -inf at the start included, keep what is there.
-        const float f0 = next[n][0] > maximum[n][0] ? exp2_fast(maximum[n][0] - next[n][0]) : 1.0F;
-        const float f1 = next[n][1] > maximum[n][1] ? exp2_fast(maximum[n][1] - next[n][1]) : 1.0F;
-        sum[n][0] *= f0, sum[n][1] *= f1;
-#pragma unroll
-        for (int m = 0; m < kSteps; ++m) {
-          out[m][n][0] *= f0, out[m][n][1] *= f1, out[m][n][2] *= f0, out[m][n][3] *= f1;
-        }
-        maximum[n][0] = next[n][0], maximum[n][1] = next[n][1];
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kHeadTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float m = maximum[n][i % 2];
-        s[n][i] = m == -INFINITY ? 0.0F : exp2_fast(s[n][i] - m);
-        sum[n][i % 2] += s[n][i];
-      }
-      p[n][0] = transpose_matrix(Math::pair(s[n][0], s[n][1]));
-      p[n][1] = transpose_matrix(Math::pair(s[n][2], s[n][3]));
-    }
-
-    const int matrix = lane / 8, row = (matrix / 2) * 8 + lane % 8;
-    if constexpr (kFp8) {
-#pragma unroll
-      for (int m = 0; m < kSteps; m += 2) {
-        uint32_t words[4];  // (slots 0-7, step m), (slots 0-7, step m + 1), the same of slots 8-15
-        load_matrices_transposed(words, values + swizzle<S::kRowBytes>(row, m + matrix % 2));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t low = words[half], high = words[half + 2];
-          // A word holds elements 2g, 2g+1 of two slots; row g of the output takes 2g, row g + 8 takes 2g + 1.
-          const uint32_t fragment[4] = {
-              fp8x2_to_half2(__byte_perm(low, 0, 0x4420)), fp8x2_to_half2(__byte_perm(low, 0, 0x4431)),
-              fp8x2_to_half2(__byte_perm(high, 0, 0x4420)), fp8x2_to_half2(__byte_perm(high, 0, 0x4431))};
-#pragma unroll
-          for (int n = 0; n < kHeadTiles; ++n) mma<Math>(out[m + half][n], fragment, p[n][0], p[n][1]);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int m = 0; m < kSteps; ++m) {
-        uint32_t fragment[4];
-        load_matrices_transposed(fragment, values + swizzle<S::kRowBytes>(row, 2 * m + matrix % 2));
-#pragma unroll
-        for (int n = 0; n < kHeadTiles; ++n) mma<Math>(out[m][n], fragment, p[n][0], p[n][1]);
-      }
-    }
-  }
-
-  // The unit's share of this warp into shared memory: out [group, head_dim], stats [group].
-  __device__ void leave(float* shared_out, float2* shared_stats, int group) {
-    const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int n = 0; n < kHeadTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float total = sum[n][c];
-        total += __shfl_xor_sync(kFullMask, total, 4);
-        total += __shfl_xor_sync(kFullMask, total, 8);
-        total += __shfl_xor_sync(kFullMask, total, 16);
-        const int head = n * kHeadsPerTile + 2 * t + c;
-        if (head >= group) continue;
-        if (g == 0) shared_stats[head] = make_float2(maximum[n][c], total);
-#pragma unroll
-        for (int m = 0; m < kSteps; ++m) {
-          float* to = shared_out + head * kHeadDim + m * 16;
-          if constexpr (kFp8) {
-            to[2 * g] = out[m][n][c], to[2 * g + 1] = out[m][n][c + 2];
-          } else {
-            to[g] = out[m][n][c], to[g + 8] = out[m][n][c + 2];
-          }
-        }
-      }
-    }
-  }
-};
-
-// Merges `parts` partial results of one head's element. Parts without any slot have maximum -inf and sum 0.
-struct Merged {
-  float maximum = -INFINITY, sum = 0.0F, out = 0.0F;
-  __device__ void add(float2 stats, float value) {
-    if (stats.x == -INFINITY) return;
-    const float next = fmaxf(maximum, stats.x);
-    const float own = exp2_fast(maximum - next), other = exp2_fast(stats.x - next);
-    sum = sum * own + stats.y * other;
-    out = out * own + value * other;
-    maximum = next;
-  }
-};
-
-template <bool kFp8, int kHeadDim, int kHeadTiles>
-__global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWarpSize, 1) decode_kernel(const Args a) {
-  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
+template <bool kFp8, int kHeadDim, int kHeadTiles, bool kAppends>
+__global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWarpSize, 1)
+    decode_kernel(const __grid_constant__ DecodeArgs a) {
+  using S = DecodeShape<kFp8, kHeadDim, kHeadTiles>;
   constexpr int kChunks = S::kRowBytes / 16;
   constexpr int kUnitCost = S::kUnitCost;
   extern __shared__ __align__(128) std::byte shared[];
@@ -343,6 +130,10 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   // Lengths and tables are uploaded before a step, and of a sequence's K and V the step writes the last slot alone: the
   // split is made and the first tiles are fetched while the kernel before this one drains.
   let_next_start();
+  int* positions = first_tile + a.num_seqs + 1;  // with an append [num_seqs]
+  if constexpr (kAppends) {
+    for (int i = threadIdx.x; i < a.num_seqs; i += blockDim.x) positions[i] = a.append.positions[i];
+  }
   sum_tiles<kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
 
   // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
@@ -359,13 +150,20 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   };
   const int total = first_tile[a.num_seqs] * num_kv_heads;
   const int per_block = max(ceil_div(total, static_cast<int>(gridDim.x)), warps);
-  const Piece piece = {min(static_cast<int>(blockIdx.x) * per_block, total),
-                       min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
+  const bool whole = units_stay_whole(first_tile, a.num_seqs, num_kv_heads, kUnitCost + kWholeTiles * warps);
+  const Piece piece = whole ? unit_piece(first_tile, a.num_seqs, num_kv_heads)
+                            : Piece{min(static_cast<int>(blockIdx.x) * per_block, total),
+                                    min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
   // Of the segment's first tile in the line.
   Cursor<kUnitCost> load;
   int load_position = piece.end;
   if (piece.begin < piece.end) load_position = load.seek(first_tile, a.num_seqs, num_kv_heads, piece.begin, a.seq_lens);
   if (load_position >= piece.end) {
+    // A block without work leaves its multiprocessor to the next kernel at once; one block always stays, so that this
+    // kernel does not end before the one before it.
+    bool pads = a.query_start_loc[a.num_batch_seqs] + static_cast<int>(blockIdx.x) < a.num_tokens;
+    for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) pads |= first_tile[seq + 1] == first_tile[seq];
+    if (!pads && blockIdx.x != 0) return;
     wait_till_previous_ended();
     return clear_padding();
   }
@@ -392,7 +190,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   const auto issue = [&] {  // the warp's next tile, if any is left, as one group of copies
     while (loading && load_tile >= load_segment_end) loading = next_segment();
     if (loading) {
-      if (!waited && (load_tile + 1) * kTile >= load.seq_len) {
+      if (!kAppends && !waited && (load_tile + 1) * kTile >= load.seq_len) {
         wait_till_previous_ended();
         waited = true;
       }
@@ -405,7 +203,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
       const int64_t id = __shfl_sync(kFullMask, table_entry, block - table_base);
       const std::byte* from = a.kv.key_row(a.layer, id, load.head, (load_tile % tiles_per_block) * kTile);
       const uint32_t to = shared_address(stages + load_stage * S::kStageBytes);
-      const int valid = load.seq_len - load_tile * kTile;
+      const int valid = load.seq_len - load_tile * kTile - (kAppends ? 1 : 0);  // the last slot is appended
 #pragma unroll
       for (int i = 0; i < kTile * kChunks / kWarpSize; ++i) {
         const int chunk = i * kWarpSize + lane, row = chunk / kChunks;
@@ -421,22 +219,49 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
   };
 #pragma unroll
   for (int i = 0; i < S::kStages - 1; ++i) issue();
+  DecodeWarp<kFp8, kHeadDim, kHeadTiles> state;
+  if constexpr (kAppends) {
+    state.prefetch_norms(a);
+    state.prefetch_angles(a, positions[unit.seq]);
+  }
   wait_till_previous_ended();
   waited = true;
 
-  Warp<kFp8, kHeadDim, kHeadTiles> state;
-  state.load_query(a, unit.seq, unit.head);
+  // Whether the warp has the last tile of the unit, which holds the new slot.
+  const auto appends = [&](int at) {
+    const int last = unit.num_tiles - 1;
+    return last < unit.tile + piece.end - at && (last - unit.tile) % warps == warp;
+  };
+  const auto load_unit = [&](int at) {
+    state.load_query(a, unit.seq, unit.head);
+    if constexpr (kAppends) {
+      if (appends(at)) state.load_slot(a, unit.seq, unit.head);
+      state.prefetch_angles(a, positions[unit.seq]);
+    }
+  };
+  load_unit(position);
   clear_padding();
   int stage = 0;
   while (position < piece.end) {
     const int segment_end = min(unit.num_tiles, unit.tile + piece.end - position);
+    if constexpr (kAppends) {
+      const bool mine = appends(position);
+      if (mine) state.append_slot(a, unit.seq, unit.head, positions[unit.seq]);
+      state.rotate_query(a, unit.seq, unit.head, positions[unit.seq], mine);
+    }
+    if constexpr (kFp8) state.convert_query();
     state.scale_log2 = a.scale * kLog2e * (kFp8 ? a.k_scale[a.layer * num_kv_heads + unit.head] : 1.0F);
     state.reset();
     for (int tile = unit.tile + warp; tile < segment_end; tile += warps) {
       issue();
       copy_wait<S::kStages - 1>();
       __syncwarp();
-      const uint32_t keys = shared_address(stages + stage * S::kStageBytes);
+      std::byte* tiles = stages + stage * S::kStageBytes;
+      if (kAppends && (tile + 1) * kTile >= unit.seq_len) {
+        state.place_slot((unit.seq_len - 1) % kTile, tiles, tiles + kTile * S::kRowBytes);
+        __syncwarp();
+      }
+      const uint32_t keys = shared_address(tiles);
       state.compute(keys, keys + kTile * S::kRowBytes, unit.seq_len - tile * kTile);
       __syncwarp();  // every lane has read the stage before it is filled again
       stage = stage + 1 == S::kStages ? 0 : stage + 1;
@@ -447,7 +272,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     const int next_position = position + segment_end - unit.tile + kUnitCost;
     if (next_position < piece.end) {
       unit.next_unit(first_tile, num_kv_heads, a.seq_lens);
-      state.load_query(a, unit.seq, unit.head);
+      load_unit(next_position);
     }
     state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
     __syncthreads();
@@ -455,7 +280,7 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
     const int unit_begin = position - finished.tile,
               unit_end = unit_begin + finished.num_tiles;  // its tiles in the line
     const int first_block = unit_begin / per_block, last_block = (unit_end - 1) / per_block;
-    const bool alone = first_block == last_block;
+    const bool alone = whole || first_block == last_block;
     const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F;
     bf16* out = a.out + a.query_start_loc[finished.seq] * a.out_stride + int64_t{finished.head} * a.group * kHeadDim;
     // A block meets at most one shared unit at its begin and one at its end.
@@ -505,22 +330,22 @@ __global__ void __launch_bounds__(Shape<kFp8, kHeadDim, kHeadTiles>::kWarps* kWa
 namespace {
 
 template <bool kFp8, int kHeadDim, int kHeadTiles>
-void launch_decode(const Launch& launch, const Args& a) {
-  using S = Shape<kFp8, kHeadDim, kHeadTiles>;
-  const int fixed = (a.num_seqs + 1) * static_cast<int>(sizeof(int)) + 16;
+void launch_decode(const Launch& launch, const DecodeArgs& a) {
+  using S = DecodeShape<kFp8, kHeadDim, kHeadTiles>;
+  const int fixed = (2 * a.num_seqs + 1) * static_cast<int>(sizeof(int)) + 16;
   const int per_warp = S::kStages * S::kStageBytes +
                        a.group * (kHeadDim * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(float2)));
   int warps = S::kWarps;
   while (warps > 1 && warps * per_warp + fixed > launch.max_shared_bytes) --warps;
   const int bytes = warps * per_warp + fixed;
-  check(cudaFuncSetAttribute(decode_kernel<kFp8, kHeadDim, kHeadTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes),
-        "attention_decode");
-  run(launch, decode_kernel<kFp8, kHeadDim, kHeadTiles>, launch.num_sms, warps * kWarpSize, bytes, a);
+  const auto kernel = a.append.positions != nullptr ? decode_kernel<kFp8, kHeadDim, kHeadTiles, true>
+                                                    : decode_kernel<kFp8, kHeadDim, kHeadTiles, false>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "attention_decode");
+  run(launch, kernel, launch.num_sms, warps * kWarpSize, bytes, a);
 }
 
 template <bool kFp8, int kHeadDim>
-void launch_group(const Launch& launch, const Args& a) {
+void launch_group(const Launch& launch, const DecodeArgs& a) {
   if (a.group <= kHeadsPerTile) {
     launch_decode<kFp8, kHeadDim, 1>(launch, a);
   } else {
@@ -529,7 +354,7 @@ void launch_group(const Launch& launch, const Args& a) {
 }
 
 template <bool kFp8>
-void launch_head_dim(const Launch& launch, const Args& a, int head_dim) {
+void launch_head_dim(const Launch& launch, const DecodeArgs& a, int head_dim) {
   switch (head_dim) {
     case 64:
       return launch_group<kFp8, 64>(launch, a);
@@ -548,9 +373,16 @@ size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim) {
   return 2 * static_cast<size_t>(num_sms) * group * (head_dim * sizeof(float) + sizeof(float2));
 }
 
-void attention_decode(const Launch& launch, const AttentionParams& p) {
+// With more, warps that prepare queries wait in front of every sequence's tiles: a kernel of its own is faster then.
+bool serves_append(const Launch& launch, const QkvRopeAppendParams& p) {
   const KvGeometry& g = p.kv.geometry;
-  Args a{};
+  return p.batch.num_decodes == p.batch.num_seqs && p.rotary_dim == g.head_dim &&
+         2 * p.batch.num_seqs * g.num_kv_heads <= launch.num_sms;
+}
+
+void attention_decode(const Launch& launch, const AttentionParams& p, const QkvRopeAppendParams* append) {
+  const KvGeometry& g = p.kv.geometry;
+  DecodeArgs a{};
   a.q = static_cast<const bf16*>(p.q.data);
   a.q_stride = p.q.stride;
   a.out = static_cast<bf16*>(p.out.data);
@@ -572,6 +404,17 @@ void attention_decode(const Launch& launch, const AttentionParams& p) {
   a.partial_stats = reinterpret_cast<float2*>(launch.scratch);
   a.partial_out = reinterpret_cast<float*>(a.partial_stats + 2 * static_cast<size_t>(launch.num_sms) * a.group);
   a.counters = launch.counters;
+  if (append != nullptr) {
+    a.append = {.q_norm = append->q_norm,
+                .k_norm = append->k_norm,
+                .cos_sin = append->cos_sin,
+                .eps = append->norm_eps,
+                .positions = append->batch.positions,
+                .slot_mapping = append->batch.slot_mapping,
+                .ring_rows = append->batch.query_ring_rows,
+                .ring = static_cast<bf16*>(append->ring.data),
+                .num_ring_rows = append->ring.num_query_slots * append->ring.window};
+  }
   if (a.kv.is_fp8) {
     launch_head_dim<true>(launch, a, g.head_dim);
   } else {

@@ -1,8 +1,12 @@
-// Causal attention of whole chunks on Hopper: warpgroup matrix products, K and V brought by the tensor copy engine.
+// Causal attention of whole chunks on Hopper: warpgroup matrix products, queries, K and V brought by the tensor copy
+// engine.
 //
-// A block takes 128 rows, row = token * group + head of the group, of one KV head. One warp fetches tiles of 128 slots
-// block by block of the pool; two warpgroups own 64 rows each. A warpgroup starts the scores of the next tile before
-// the output product of this one, so that its exponentials run beside a product.
+// A piece of work is 128 rows, row = token * group + head of the group, of one KV head. Blocks stay and take pieces
+// from a counter, the latest tokens first, since these see the most. One warp of a block fetches: the next piece's
+// queries and first tiles come while this piece is finished. Two warpgroups own 64 rows each. A warpgroup starts the
+// scores of the next tile before the output product of this one, so that its exponentials run beside a product.
+#include <algorithm>
+
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/tensor_map.h"
@@ -18,6 +22,7 @@ constexpr int kGroupRows = 64;
 constexpr int kRows = kConsumers * kGroupRows;
 constexpr int kTile = 128;  // slots
 constexpr int kStages = 2;
+constexpr int kQueries = 2;          // pieces whose queries are there
 constexpr int kPanel = kTile * 128;  // bytes of 64 columns of a tile
 static_assert(kRows == kTile);       // so Q's panels are as large
 
@@ -25,86 +30,161 @@ template <int kHeadDim>
 struct Shape {
   static constexpr int kPanels = kHeadDim / 64;
   static constexpr int kTileBytes = kPanels * kPanel;
-  static constexpr int kSharedBytes = (1 + 2 * kStages) * kTileBytes + 1024;  // to align the first panel
+  static constexpr int kSharedBytes = (kQueries + 2 * kStages) * kTileBytes + 1024;  // to align the first panel
 };
 
 struct Args {
-  const bf16* q;
-  int64_t q_stride;
   bf16* out;
   int64_t out_stride;
   int first_seq, num_seqs, group, max_blocks_per_seq, num_tokens;
   int block_size, num_kv_heads, box_rows;
   float scale_log2;
   const int32_t *query_start_loc, *seq_lens, *block_table;
+  int32_t* counter;  // zero: pieces that were asked for
 };
 
-struct Barriers {
-  uint64_t key_full[kStages], key_free[kStages], value_full[kStages], value_free[kStages];
-};
-
-// The rows of one block.
+// A piece; no tiles: no slot is seen. The last one a block gets has no sequence.
 struct Work {
-  int seq, seq_len, begin, first_token, num_tokens, context, tiles;
+  int seq, head, seq_len, begin, first_token, num_tokens, context, tiles;
+};
+
+struct Shared {
+  uint64_t key_full[kStages], key_free[kStages], value_full[kStages], value_free[kStages];
+  uint64_t query_full[kQueries], query_free[kQueries];
+  Work work[kQueries];
+};
+
+// A place in a ring and in which parity the ring is there.
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ void advance(int size) {
+    if (++stage == size) stage = 0, parity ^= 1;
+  }
 };
 
 // ---- kernels ----
 
-// Blocks without work get seq = num_seqs and their number among those in first_token.
-[[maybe_unused]] __device__ Work find_work(const Args& a) {
-  const int tokens_per_block = kRows / a.group;
-  Work w{};
-  int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x), query_len = 0;  // late tokens see the most: they start first
-  for (w.seq = a.first_seq; w.seq < a.num_seqs; ++w.seq) {
-    w.begin = a.query_start_loc[w.seq];
-    query_len = a.query_start_loc[w.seq + 1] - w.begin;
-    const int tiles = ceil_div(query_len, tokens_per_block);
-    if (tile < tiles) break;
-    tile -= tiles;
+// A warp's search for pieces.
+struct Pieces {
+  const Args& a;
+  int tokens_per_piece, tiles, total;  // tiles of all sequences; pieces
+
+  __device__ explicit Pieces(const Args& args) : a(args), tokens_per_piece(kRows / args.group), tiles(0) {
+    const int lane = threadIdx.x % kWarpSize;
+    for (int base = a.first_seq; base < a.num_seqs; base += kWarpSize) {
+      tiles += __reduce_add_sync(kFullMask, tiles_of(base + lane));
+    }
+    total = tiles * a.num_kv_heads;
   }
-  if (w.seq >= a.num_seqs) {
-    w.first_token = tile;
+
+  __device__ int tiles_of(int seq) const {
+    if (seq >= a.num_seqs) return 0;
+    return ceil_div(a.query_start_loc[seq + 1] - a.query_start_loc[seq], tokens_per_piece);
+  }
+  // Every block asks until it gets a number past the last piece, once; the last of all to ask leaves the counter zero.
+  __device__ int claim() const {
+    int taken = 0;
+    const int blocks = static_cast<int>(gridDim.x);
+    if (threadIdx.x % kWarpSize == 0) {
+      taken = atomicAdd(a.counter, 1);
+      if (taken == max(total - blocks, 0) + blocks - 1) *a.counter = 0;
+    }
+    return blocks + __shfl_sync(kFullMask, taken, 0);
+  }
+  __device__ Work find(int index) const {
+    Work w{};
+    w.seq = a.num_seqs;
+    if (index >= total) return w;
+    const int lane = threadIdx.x % kWarpSize;
+    w.head = index % a.num_kv_heads;
+    int tile = tiles - 1 - index / a.num_kv_heads;
+    for (int base = a.first_seq;; base += kWarpSize) {
+      int own = tiles_of(base + lane), sum = own;
+#pragma unroll
+      for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+        const int other = __shfl_up_sync(kFullMask, sum, offset);
+        if (lane >= offset) sum += other;
+      }
+      const unsigned holds = __ballot_sync(kFullMask, tile < sum);
+      if (holds == 0) {
+        tile -= __shfl_sync(kFullMask, sum, kWarpSize - 1);
+        continue;
+      }
+      const int which = __ffs(static_cast<int>(holds)) - 1;
+      tile -= __shfl_sync(kFullMask, sum - own, which);
+      w.seq = base + which;
+      break;
+    }
+    w.begin = a.query_start_loc[w.seq];
+    const int query_len = a.query_start_loc[w.seq + 1] - w.begin;
+    w.seq_len = a.seq_lens[w.seq];
+    w.first_token = tile * tokens_per_piece;
+    w.num_tokens = min(tokens_per_piece, query_len - w.first_token);
+    w.context = w.seq_len - query_len;
+    const int end = min(w.context + w.first_token + w.num_tokens, w.seq_len);
+    w.tiles = end > 0 ? ceil_div(end, kTile) : 0;
     return w;
   }
-  w.seq_len = a.seq_lens[w.seq];
-  w.first_token = tile * tokens_per_block;
-  w.num_tokens = min(tokens_per_block, query_len - w.first_token);
-  w.context = w.seq_len - query_len;
-  const int end = min(w.context + w.first_token + w.num_tokens, w.seq_len);
-  w.tiles = end > 0 ? ceil_div(end, kTile) : 0;
-  return w;
-}
+};
 
-// One warp: tiles of K and V, box by box, as stages become free.
+// One warp: queries and, box by box as stages become free, tiles of K and V.
 template <int kHeadDim>
-__device__ void fetch(const Args& a, const Work& w, const CUtensorMap* map, std::byte* keys, std::byte* values,
-                      Barriers& barriers) {
+__device__ void fetch(const Args& a, const CUtensorMap* query_map, const CUtensorMap* map, std::byte* queries,
+                      std::byte* keys, std::byte* values, Shared& shared) {
   using S = Shape<kHeadDim>;
   const int lane = threadIdx.x % kWarpSize;
   const int boxes = kTile / a.box_rows;
-  const int32_t* table = a.block_table + int64_t{w.seq} * a.max_blocks_per_seq;
   const int value_row = a.num_kv_heads * a.block_size;
-  for (int j = 0; j < w.tiles; ++j) {
-    const int stage = j % kStages, parity = (j / kStages & 1) ^ 1;
-    // A lane takes one panel of one box; boxes past the end are left out.
-    const int slot = j * kTile + lane / S::kPanels * a.box_rows, panel = lane % S::kPanels;
-    const bool mine = lane < boxes * S::kPanels && slot < w.seq_len;
-    int row = 0;
-    if (mine) {
-      row = (table[slot / a.block_size] * 2 * a.num_kv_heads + static_cast<int>(blockIdx.y)) * a.block_size +
-            slot % a.block_size;
+  // A lane takes one panel of one box; boxes past the end are left out.
+  const int first_slot = lane / S::kPanels * a.box_rows, panel = lane % S::kPanels;
+  const int at = panel * kPanel + first_slot * 128;
+  const Pieces pieces(a);
+  Turn stage, piece;
+  Work w = pieces.find(static_cast<int>(blockIdx.x));
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&shared.query_free[piece.stage], piece.parity ^ 1);
+    uint64_t* full = &shared.query_full[piece.stage];
+    if (lane == 0) {
+      shared.work[piece.stage] = w;
+      if (w.seq == a.num_seqs || w.tiles == 0) {
+        barrier_arrive(full);
+      } else {
+        barrier_arrive_expecting(full, a.group * pieces.tokens_per_piece * S::kPanels * 128);
+        for (int p = 0; p < S::kPanels; ++p) {
+          copy_box(queries + piece.stage * S::kTileBytes + p * kPanel, query_map, p * 64, w.head * a.group,
+                   w.begin + w.first_token, full);
+        }
+      }
     }
-    const int bytes = min(boxes, ceil_div(w.seq_len - j * kTile, a.box_rows)) * a.box_rows * S::kPanels * 128;
-    const int at = stage * S::kTileBytes + panel * kPanel + lane / S::kPanels * a.box_rows * 128;
-    barrier_wait(&barriers.key_free[stage], parity);
-    if (lane == 0) barrier_arrive_expecting(&barriers.key_full[stage], bytes);
     __syncwarp();
-    if (mine) copy_box(keys + at, map, panel * 64, row, &barriers.key_full[stage]);
-    barrier_wait(&barriers.value_free[stage], parity);
-    if (lane == 0) barrier_arrive_expecting(&barriers.value_full[stage], bytes);
-    __syncwarp();
-    if (mine) copy_box(values + at, map, panel * 64, row + value_row, &barriers.value_full[stage]);
+    if (w.seq == a.num_seqs) break;
+    piece.advance(kQueries);
+    const Work next = pieces.find(pieces.claim());
+    const int32_t* table = a.block_table + int64_t{w.seq} * a.max_blocks_per_seq;
+#pragma unroll 1
+    for (int j = 0; j < w.tiles; ++j) {
+      const int slot = j * kTile + first_slot;
+      const bool mine = lane < boxes * S::kPanels && slot < w.seq_len;
+      int row = 0;
+      if (mine) {
+        row = (table[slot / a.block_size] * 2 * a.num_kv_heads + w.head) * a.block_size + slot % a.block_size;
+      }
+      const int bytes = min(boxes, ceil_div(w.seq_len - j * kTile, a.box_rows)) * a.box_rows * S::kPanels * 128;
+      const int to = stage.stage * S::kTileBytes + at;
+      barrier_wait(&shared.key_free[stage.stage], stage.parity ^ 1);
+      if (lane == 0) barrier_arrive_expecting(&shared.key_full[stage.stage], bytes);
+      __syncwarp();
+      if (mine) copy_box(keys + to, map, panel * 64, row, &shared.key_full[stage.stage]);
+      barrier_wait(&shared.value_free[stage.stage], stage.parity ^ 1);
+      if (lane == 0) barrier_arrive_expecting(&shared.value_full[stage.stage], bytes);
+      __syncwarp();
+      if (mine) copy_box(values + to, map, panel * 64, row + value_row, &shared.value_full[stage.stage]);
+      stage.advance(kStages);
+    }
+    w = next;
   }
+  if (static_cast<int>(blockIdx.x) >= pieces.total) pieces.claim();
 }
 
 template <int kHeadDim>
@@ -178,28 +258,14 @@ __device__ void clear_values(std::byte* values, int first_slot, int seq_len, int
   sync_threads(id, kGroupThreads);
 }
 
-// One warpgroup: its 64 rows over all tiles.
+// One warpgroup: its 64 rows of a piece over all tiles. `stage` is where the rings of K and V stand.
 template <int kHeadDim>
-__device__ void consume(const Args& a, const Work& w, std::byte* queries, std::byte* keys, std::byte* values,
-                        Barriers& barriers) {
+__device__ void attend(const Args& a, const Work& w, uint32_t q_at, std::byte* keys, std::byte* values, Shared& shared,
+                       uint64_t* query_free, Turn& stage) {
   using S = Shape<kHeadDim>;
   using R = Rows<kHeadDim>;
   const int thread = threadIdx.x % kGroupThreads, consumer = threadIdx.x / kGroupThreads - 1, id = 1 + consumer;
-  const int head = blockIdx.y, first_row = consumer * kGroupRows;
-
-  for (int c = thread; c < kGroupRows * S::kPanels * 8; c += kGroupThreads) {
-    const int row = first_row + c / (S::kPanels * 8), chunk = c % (S::kPanels * 8);
-    const int token = row / a.group;
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (token < w.num_tokens) {
-      const bf16* from = a.q + int64_t{w.begin + w.first_token + token} * a.q_stride +
-                         int64_t{head * a.group + row % a.group} * kHeadDim;
-      v = reinterpret_cast<const uint4*>(from)[chunk];
-    }
-    *reinterpret_cast<uint4*>(queries + chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ (row % 8)) * 16) = v;
-  }
-  fence_async_proxy();
-  sync_threads(id, kGroupThreads);
+  const int first_row = consumer * kGroupRows;
 
   R r;
 #pragma unroll
@@ -210,14 +276,13 @@ __device__ void consume(const Args& a, const Work& w, std::byte* queries, std::b
     const bool real = token < w.num_tokens;
     r.visible[i] = real ? min(max(w.context + w.first_token + token + 1, 0), w.seq_len) : 0;
     r.offset[i] = real ? int64_t{w.begin + w.first_token + token} * a.out_stride +
-                             int64_t{head * a.group + row % a.group} * kHeadDim
+                             int64_t{w.head * a.group + row % a.group} * kHeadDim
                        : -1;
     r.maximum[i] = -INFINITY, r.sum[i] = 0.0F, r.factor[i] = 1.0F;
   }
   const int first_visible = w.context + w.first_token + first_row / a.group + 1;  // what the first row sees
 
-  const uint32_t q_at = shared_address(queries) + first_row * 128, k_at = shared_address(keys),
-                 v_at = shared_address(values);
+  const uint32_t k_at = shared_address(keys), v_at = shared_address(values);
   float s[R::kScores];
   uint32_t p[kTile / 16][4];
   const auto pack_scores = [&] {
@@ -228,37 +293,44 @@ __device__ void consume(const Args& a, const Work& w, std::byte* queries, std::b
     }
   };
   if (w.tiles > 0) {
-    barrier_wait(&barriers.key_full[0], 0);
-    r.scores(s, q_at, k_at);
+    barrier_wait(&shared.key_full[stage.stage], stage.parity);
+    r.scores(s, q_at, k_at + stage.stage * S::kTileBytes);
     product_wait<0>();
     pin(s);
-    if (thread == 0) barrier_arrive(&barriers.key_free[0]);
+    if (thread == 0) barrier_arrive(&shared.key_free[stage.stage]);
     r.softmax(s, 0, first_visible, a.scale_log2);
     pack_scores();
+#pragma unroll 1
     for (int j = 0; j < w.tiles - 1; ++j) {
-      const int stage = j % kStages, next = (j + 1) % kStages;
-      barrier_wait(&barriers.key_full[next], (j + 1) / kStages & 1);
-      barrier_wait(&barriers.value_full[stage], j / kStages & 1);
-      r.scores(s, q_at, k_at + next * S::kTileBytes);
-      r.add_values(p, v_at + stage * S::kTileBytes);
+      Turn next = stage;
+      next.advance(kStages);
+      barrier_wait(&shared.key_full[next.stage], next.parity);
+      barrier_wait(&shared.value_full[stage.stage], stage.parity);
+      r.scores(s, q_at, k_at + next.stage * S::kTileBytes);
+      r.add_values(p, v_at + stage.stage * S::kTileBytes);
       product_wait<1>();
       pin(s);
-      if (thread == 0) barrier_arrive(&barriers.key_free[next]);
+      if (thread == 0) barrier_arrive(&shared.key_free[next.stage]);
       r.softmax(s, j + 1, first_visible, a.scale_log2);
       product_wait<0>();
       pin(r.out);
-      if (thread == 0) barrier_arrive(&barriers.value_free[stage]);
+      if (thread == 0) barrier_arrive(&shared.value_free[stage.stage]);
       r.rescale();
       pack_scores();
+      stage = next;
     }
-    const int last = w.tiles - 1, stage = last % kStages;
-    barrier_wait(&barriers.value_full[stage], last / kStages & 1);
+    if (thread == 0) barrier_arrive(query_free);
+    barrier_wait(&shared.value_full[stage.stage], stage.parity);
     if (w.tiles * kTile > w.seq_len) {
-      clear_values<kHeadDim>(values + stage * S::kTileBytes, last * kTile, w.seq_len, id);
+      clear_values<kHeadDim>(values + stage.stage * S::kTileBytes, (w.tiles - 1) * kTile, w.seq_len, id);
     }
-    r.add_values(p, v_at + stage * S::kTileBytes);
+    r.add_values(p, v_at + stage.stage * S::kTileBytes);
     product_wait<0>();
     pin(r.out);
+    if (thread == 0) barrier_arrive(&shared.value_free[stage.stage]);
+    stage.advance(kStages);
+  } else {
+    if (thread == 0) barrier_arrive(query_free);
   }
 
   const int t = thread % 4;
@@ -276,43 +348,63 @@ __device__ void consume(const Args& a, const Work& w, std::byte* queries, std::b
 }
 
 template <int kHeadDim>
+__device__ void consume(const Args& a, std::byte* queries, std::byte* keys, std::byte* values, Shared& shared) {
+  using S = Shape<kHeadDim>;
+  const int consumer = threadIdx.x / kGroupThreads - 1;
+  const uint32_t q_at = shared_address(queries) + consumer * kGroupRows * 128;
+  Turn stage, piece;
+#pragma unroll 1
+  while (true) {
+    barrier_wait(&shared.query_full[piece.stage], piece.parity);
+    const Work w = shared.work[piece.stage];
+    if (w.seq == a.num_seqs) return;
+    sync_threads(1 + consumer, kGroupThreads);  // all have read it
+    attend<kHeadDim>(a, w, q_at + piece.stage * S::kTileBytes, keys, values, shared, &shared.query_free[piece.stage],
+                     stage);
+    piece.advance(kQueries);
+  }
+}
+
+template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 1)
-    prefill_hopper_kernel(const __grid_constant__ Args a, const __grid_constant__ CUtensorMap map) {
-  wait_for_previous();
+    prefill_hopper_kernel(const __grid_constant__ Args a, const __grid_constant__ CUtensorMap query_map,
+                          const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kHeadDim>;
   extern __shared__ std::byte unaligned[];
-  __shared__ Barriers barriers;
+  __shared__ Shared shared;
   std::byte* queries = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  std::byte* keys = queries + S::kTileBytes;
+  std::byte* keys = queries + kQueries * S::kTileBytes;
   std::byte* values = keys + kStages * S::kTileBytes;
-
-  const Work w = find_work(a);
-  if (w.seq >= a.num_seqs) {
-    // Blocks without work, at least one, clear the tokens behind the last sequence.
-    const int columns = a.group * kHeadDim, spare = static_cast<int>(blockIdx.x) + 1 + w.first_token;
-    for (int64_t token = a.query_start_loc[a.num_seqs] + w.first_token; token < a.num_tokens; token += spare) {
-      for (int i = threadIdx.x; i < columns; i += kThreads)
-        a.out[token * a.out_stride + blockIdx.y * columns + i] = bf16(0.0F);
-    }
-    return;
-  }
   if (threadIdx.x == 0) {
+    prefetch_map(&query_map);
+    prefetch_map(&map);
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(&barriers.key_full[i], 1);
-      barrier_init(&barriers.value_full[i], 1);
-      barrier_init(&barriers.key_free[i], kConsumers);
-      barrier_init(&barriers.value_free[i], kConsumers);
+      barrier_init(&shared.key_full[i], 1);
+      barrier_init(&shared.value_full[i], 1);
+      barrier_init(&shared.key_free[i], kConsumers);
+      barrier_init(&shared.value_free[i], kConsumers);
+    }
+    for (int i = 0; i < kQueries; ++i) {
+      barrier_init(&shared.query_full[i], 1);
+      barrier_init(&shared.query_free[i], kConsumers);
     }
     barrier_init_done();
   }
+  wait_for_previous();
+  // Tokens behind the last sequence become zero.
+  const int columns = a.num_kv_heads * a.group * kHeadDim;
+  for (int64_t token = a.query_start_loc[a.num_seqs] + static_cast<int>(blockIdx.x); token < a.num_tokens;
+       token += gridDim.x) {
+    for (int i = threadIdx.x; i < columns; i += kThreads) a.out[token * a.out_stride + i] = bf16(0.0F);
+  }
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
-    if (threadIdx.x < kWarpSize) fetch<kHeadDim>(a, w, &map, keys, values, barriers);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+    if (threadIdx.x < kWarpSize) fetch<kHeadDim>(a, &query_map, &map, queries, keys, values, shared);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n");
-    consume<kHeadDim>(a, w, queries, keys, values, barriers);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+    consume<kHeadDim>(a, queries, keys, values, shared);
   }
 #endif
 }
@@ -320,14 +412,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 // ---- launcher ----
 
 template <int kHeadDim>
-void launch_prefill(const Launch& launch, const Args& a, const CUtensorMap& map) {
+void launch_prefill(const Launch& launch, const Args& a, const CUtensorMap& query_map, const CUtensorMap& map) {
   using S = Shape<kHeadDim>;
   check(cudaFuncSetAttribute(prefill_hopper_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              S::kSharedBytes),
         "attention_prefill");
-  const int tiles = (a.num_tokens - a.first_seq) / (kRows / a.group) + a.num_seqs - a.first_seq +
-                    1;  // at least one more than there are
-  run(launch, prefill_hopper_kernel<kHeadDim>, dim3(tiles, a.num_kv_heads), kThreads, S::kSharedBytes, a, map);
+  const int most = ((a.num_tokens - a.first_seq) / (kRows / a.group) + a.num_seqs - a.first_seq) * a.num_kv_heads;
+  run(launch, prefill_hopper_kernel<kHeadDim>, std::min(launch.num_sms, most), kThreads, S::kSharedBytes, a, query_map,
+      map);
 }
 
 }  // namespace
@@ -340,8 +432,6 @@ bool serves_prefill_hopper(const Launch& launch, const AttentionParams& p) {
 void attention_prefill_hopper(const Launch& launch, const AttentionParams& p, int first_seq) {
   const KvGeometry& g = p.kv.geometry;
   Args a{};
-  a.q = static_cast<const bf16*>(p.q.data);
-  a.q_stride = p.q.stride;
   a.out = static_cast<bf16*>(p.out.data);
   a.out_stride = p.out.stride;
   a.first_seq = first_seq;
@@ -357,13 +447,16 @@ void attention_prefill_hopper(const Launch& launch, const AttentionParams& p, in
   a.query_start_loc = p.batch.query_start_loc;
   a.seq_lens = p.batch.seq_lens;
   a.block_table = p.batch.block_table;
+  a.counter = launch.counters;
+  const CUtensorMap query_map =
+      make_heads_map(p.q.data, p.batch.num_tokens, p.num_heads, g.head_dim, p.q.stride, a.group, kRows / a.group);
   const KvLayout kv(p.kv);
   const int64_t rows = int64_t{g.num_blocks} * 2 * g.num_kv_heads * g.block_size;
   const CUtensorMap map = make_tensor_map(kv.data + p.layer * kv.layer_bytes, rows, g.head_dim, g.head_dim, a.box_rows);
   if (g.head_dim == 64) {
-    launch_prefill<64>(launch, a, map);
+    launch_prefill<64>(launch, a, query_map, map);
   } else {
-    launch_prefill<128>(launch, a, map);
+    launch_prefill<128>(launch, a, query_map, map);
   }
 }
 

@@ -62,6 +62,7 @@ class CudaBackend final : public Backend {
   void linear(Queue&, const LinearParams&) override;
   void qkv_rope_append(Queue&, const QkvRopeAppendParams&) override;
   void attention(Queue&, const AttentionParams&) override;
+  void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&) override;
   void silu_mul(Queue&, const SiluMulParams&) override;
   void dense_chain(Queue&, const DenseChainParams&) override;
   void gather_rows(Queue&, const GatherRowsParams&) override;
@@ -82,6 +83,7 @@ class CudaBackend final : public Backend {
 
  private:
   Launch launch(Queue& queue) const;
+  bool gated(const Launch&, const Matrix& x, const DenseChainParams::Layer&, const Matrix& out);
 
   int device_ = 0;
   cudaDeviceProp properties_{};

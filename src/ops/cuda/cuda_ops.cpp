@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/gemm_gated.h"
 
 namespace zipage::cuda {
 namespace {
@@ -72,7 +73,9 @@ void CudaBackend::linear(Queue& queue, const LinearParams& p) {
   done("linear");
 }
 
-void CudaBackend::qkv_rope_append(Queue& queue, const QkvRopeAppendParams& p) {
+namespace {
+
+void check_append(const QkvRopeAppendParams& p) {
   check_act(p.qkv, "qkv_rope_append", "qkv");
   check_kv(p.kv, p.layer, "qkv_rope_append");
   const KvGeometry& g = p.kv.geometry;
@@ -81,12 +84,13 @@ void CudaBackend::qkv_rope_append(Queue& queue, const QkvRopeAppendParams& p) {
   ZIPAGE_CHECK(p.rotary_dim % 16 == 0 && p.rotary_dim <= g.head_dim && (p.rotary_dim == 0 || p.cos_sin != nullptr),
                "qkv_rope_append: rotary size {} of {}", p.rotary_dim, g.head_dim);
   ZIPAGE_CHECK(p.ring.data == nullptr || p.batch.query_ring_rows != nullptr, "qkv_rope_append: a ring without rows");
-  if (p.batch.num_tokens == 0) return;
-  cuda::qkv_rope_append(launch(queue), p);
-  done("qkv_rope_append");
 }
 
-void CudaBackend::attention(Queue& queue, const AttentionParams& p) {
+int group_of(const AttentionParams& p) {
+  return p.num_heads / p.kv.geometry.num_kv_heads;
+}
+
+void check_attention(const Launch& launch, const AttentionParams& p) {
   check_act(p.out, "attention", "out");
   check_kv(p.kv, p.layer, "attention");
   const KvGeometry& g = p.kv.geometry;
@@ -94,19 +98,42 @@ void CudaBackend::attention(Queue& queue, const AttentionParams& p) {
                    p.num_heads / g.num_kv_heads <= 64 && p.out.cols == int64_t{p.num_heads} * g.head_dim,
                "attention: {} heads over {} KV heads", p.num_heads, g.num_kv_heads);
   ZIPAGE_CHECK(p.out.data != p.q.data, "attention: in place");
+  if (p.batch.num_decodes == 0 || group_of(p) > kMaxDecodeGroup) return;
+  ZIPAGE_CHECK(int64_t{p.batch.num_decodes} * g.num_kv_heads <= kNumCounters &&
+                   attention_decode_scratch_bytes(launch.num_sms, group_of(p), g.head_dim) <= launch.scratch_bytes,
+               "attention: {} sequences are too many for one step", p.batch.num_decodes);
+}
+
+}  // namespace
+
+void CudaBackend::qkv_rope_append(Queue& queue, const QkvRopeAppendParams& p) {
+  check_append(p);
+  if (p.batch.num_tokens == 0) return;
+  cuda::qkv_rope_append(launch(queue), p);
+  done("qkv_rope_append");
+}
+
+void CudaBackend::attention(Queue& queue, const AttentionParams& p) {
   const Launch where = launch(queue);
-  const int group = p.num_heads / g.num_kv_heads;
-  const bool split = group <= kMaxDecodeGroup;
-  if (p.batch.num_decodes > 0 && split) {
-    ZIPAGE_CHECK(int64_t{p.batch.num_decodes} * g.num_kv_heads <= kNumCounters &&
-                     attention_decode_scratch_bytes(where.num_sms, group, g.head_dim) <= where.scratch_bytes,
-                 "attention: {} sequences are too many for one step", p.batch.num_decodes);
-    attention_decode(where, p);
-  }
+  check_attention(where, p);
+  const bool split = group_of(p) <= kMaxDecodeGroup;
+  if (p.batch.num_decodes > 0 && split) attention_decode(where, p, nullptr);
   const int first = split ? p.batch.num_decodes : 0;
   if (p.batch.num_seqs > first) {
     (serves_prefill_hopper(where, p) ? attention_prefill_hopper : attention_prefill)(where, p, first);
   }
+  done("attention");
+}
+
+void CudaBackend::append_and_attend(Queue& queue, const QkvRopeAppendParams& append, const AttentionParams& p) {
+  if (!serves_append(launch(queue), append) || p.batch.num_decodes == 0 || group_of(p) > kMaxDecodeGroup)
+    return Backend::append_and_attend(queue, append, p);
+  const Launch where = launch(queue);
+  check_append(append);
+  check_attention(where, p);
+  ZIPAGE_CHECK(append.qkv.data == p.q.data && append.qkv.stride == p.q.stride && append.layer == p.layer,
+               "append_and_attend: of two layers");
+  attention_decode(where, p, &append);
   done("attention");
 }
 
@@ -120,9 +147,23 @@ void CudaBackend::silu_mul(Queue& queue, const SiluMulParams& p) {
   done("silu_mul");
 }
 
+// silu(gate) * up of x in one kernel; false where none serves the shapes.
+bool CudaBackend::gated(const Launch& where, const Matrix& x, const DenseChainParams::Layer& layer, const Matrix& out) {
+  const void* weight = static_cast<const CudaLinear&>(*layer.weight).data();
+  if (layer.bias != nullptr) return false;
+  if (serves_gemm_hopper_gated(where, x, out)) {
+    gemm_hopper_gated(where, x, weight, out);
+  } else if (serves_gemm_gated(where, x, out)) {
+    gemm_gated(where, x, weight, out);
+  } else {
+    return false;
+  }
+  done("linear");
+  return true;
+}
+
 void CudaBackend::dense_chain(Queue& queue, const DenseChainParams& p) {
   const Launch where = launch(queue);
-  if (!serves_dense_chain(where, p)) return Backend::dense_chain(queue, p);
   check_act(p.x, "dense_chain", "x");
   check_act(p.residual, "dense_chain", "residual");
   check_act(p.hidden, "dense_chain", "hidden");
@@ -141,6 +182,19 @@ void CudaBackend::dense_chain(Queue& queue, const DenseChainParams& p) {
                  p.qkv.cols);
   }
   if (rows == 0) return;
+  if (!serves_dense_chain(where, p)) {
+    linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
+    rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});
+    if (!gated(where, p.hidden, p.gate_up, p.ffn)) {
+      linear(queue, {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .out = p.gate_up_out});
+      silu_mul(queue, {.gate_up = p.gate_up_out, .out = p.ffn});
+    }
+    linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
+    if (p.next_qkv.weight == nullptr) return;
+    rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.next_norm, .eps = p.eps, .out = p.hidden});
+    linear(queue, {.x = p.hidden, .weight = p.next_qkv.weight, .bias = p.next_qkv.bias, .out = p.qkv});
+    return;
+  }
   const auto data = [](const DenseChainParams::Layer& layer) -> const void* {
     return layer.weight == nullptr ? nullptr : static_cast<const CudaLinear&>(*layer.weight).data();
   };

@@ -35,7 +35,7 @@ constexpr int kSlotBytes = 2 * kHalf * kRowBytes;
 constexpr int kHiddenBoxes = kSlotBytes / (kHidden * kRowBytes), kQkvBoxes = kSlotBytes / (kQkv * kRowBytes);
 constexpr int kMaxSlots = 18;
 constexpr int kXSlots = 24;  // of one box each; two slots of weights a warpgroup are in use at a time
-static_assert(kXSlots >= 4 * kHiddenBoxes);
+static_assert(kXSlots >= 4 * kHiddenBoxes && std::max(kXSlots, kMaxSlots) <= kWarpSize);
 constexpr int kExchangeBytes = 2 * (kQkv / 16) * kGroupThreads * 16;
 constexpr int kScaleThreads = 2 * kWarpSize;
 
@@ -93,9 +93,8 @@ __device__ __forceinline__ bool takes_part(const Args& a, int gemm) {
 __device__ __forceinline__ void wait_for_blocks(const Args& a, int gemm) {
   int arrived = 0;
   do {
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(arrived) : "l"(a.counters + gemm - 1) : "memory");
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(arrived) : "l"(a.counters + gemm - 1) : "memory");
   } while (arrived < static_cast<int>(gridDim.x));
-  asm volatile("fence.acq_rel.gpu;\n" ::: "memory");
 }
 
 __device__ __forceinline__ void fetch_weights(const Args& a, const Maps& maps, Rings& rings, std::byte* slots) {
@@ -188,7 +187,6 @@ struct Multiplier {
   int position = 0, x_position = 0;  // in the rings, where the GEMM begins
 
   __device__ void free(int slot, int x_slot, int x_count, int x_arrivals) {
-    if (slot < 0) return;
     if (thread == 0) barrier_arrive(&rings.free[slot]);
     if (thread >= a.cluster) return;
     for (int i = 0; i < x_count; ++i) {
@@ -207,7 +205,6 @@ struct Multiplier {
   template <int kCount, int kBoxes>
   __device__ void multiply(float (&d)[kCount], int slots, Turn x_turn, int x_skip, int x_arrivals) {
     Turn turn(position + group, a.num_slots);
-    int previous = -1, previous_x = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) d[i] = 0.0F;
 #pragma unroll 1
@@ -233,14 +230,12 @@ struct Multiplier {
         }
       }
       product_commit();
-      product_wait<1>();
-      free(previous, previous_x, kBoxes, x_arrivals);  // its product is done
-      previous = turn.slot, previous_x = first_x;
+      // Not one product later, when the next is under way: x would be asked for so much later too.
+      product_wait<0>();
+      pin(d);
+      free(turn.slot, first_x, kBoxes, x_arrivals);
       turn.advance(2);
     }
-    product_wait<0>();
-    pin(d);
-    free(previous, previous_x, kBoxes, x_arrivals);
   }
 
   // The tile's columns over this warpgroup's share of K.
@@ -389,7 +384,8 @@ __device__ __forceinline__ void next_qkv(const Args& a, Multiplier& m, const flo
   }
 }
 
-__device__ __forceinline__ void multiply_all(const Args& a, Multiplier& m, const float* scales) {
+__device__ __forceinline__ void multiply_all(const Args& a, Multiplier& m,
+                                             const float (&scales)[2][kMaxDenseChainRows]) {
   wait_for_previous();
   Residual residual{};
 #pragma unroll
@@ -408,10 +404,10 @@ __device__ __forceinline__ void multiply_all(const Args& a, Multiplier& m, const
     if (takes_part(a, gemm)) add_to_residual(a, m, gemm, gemm == kOutput ? a.norm : a.next_norm, residual);
     if (gemm + 1 < a.gemms) m.arrive(gemm);
     if (gemm == kOutput) {
-      if (takes_part(a, kGateUp)) gate_and_up(a, m, scales);
+      if (takes_part(a, kGateUp)) gate_and_up(a, m, scales[0]);
       m.arrive(kGateUp);
     } else if (a.gemms > kNextQkv) {
-      if (takes_part(a, kNextQkv)) next_qkv(a, m, scales);
+      if (takes_part(a, kNextQkv)) next_qkv(a, m, scales[1]);
     }
   }
   if (m.group == 0 && m.thread == 0 && atomicAdd(&a.counters[kGemms - 1], 1) == static_cast<int>(gridDim.x) - 1) {
@@ -424,22 +420,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::byte unaligned[];
   __shared__ Rings rings;
-  __shared__ float scales[kMaxDenseChainRows];
+  __shared__ float scales[2][kMaxDenseChainRows];  // of the first norm, of the next
   std::byte* x_slots = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   std::byte* slots = x_slots + kXSlots * a.x_bytes;
-  if (threadIdx.x == 0) {
-#pragma unroll 1
-    for (int i = 0; i < a.num_slots; ++i) {
-      barrier_init(&rings.full[i], 1);
-      barrier_init(&rings.free[i], 1);
-    }
-#pragma unroll 1
-    for (int i = 0; i < kXSlots; ++i) {
-      barrier_init(&rings.x_full[i], 1);
-      barrier_init(&rings.x_free[i], 2 * a.cluster);
-    }
-    barrier_init(&rings.normed, 1);
-    barrier_init_done();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < a.num_slots) {
+    barrier_init(&rings.full[thread], 1);
+    barrier_init(&rings.free[thread], 1);
+  }
+  if (thread < kXSlots) {
+    barrier_init(&rings.x_full[thread], 1);
+    barrier_init(&rings.x_free[thread], 2 * a.cluster);
+  }
+  if (thread == 0) barrier_init(&rings.normed, 1);
+  if (thread < kWarpSize) barrier_init_done();
+  if (thread >= kWarpSize && thread < kWarpSize + a.gemms) {
+    prefetch_map(&maps.weight[thread - kWarpSize]);
+    prefetch_map(&maps.x[thread - kWarpSize]);
   }
   __syncthreads();
   if (a.cluster > 1) cluster_sync();
@@ -454,14 +451,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (const int gemm : {kGateUp, kNextQkv}) {
       if (gemm >= a.gemms || !takes_part(a, gemm)) continue;
       barrier_wait(&rings.normed, phase);
+      sum_squares(a, scales[gemm == kNextQkv ? 1 : 0]);
       phase ^= 1;
-      sum_squares(a, scales);
       sync_threads(2, 2 * kGroupThreads + kScaleThreads);
     }
   } else {
-    const int thread = static_cast<int>(threadIdx.x) - kGroupThreads;
     // The same in all lanes, so that addresses of operands are computed once a warp.
-    const int group = __shfl_sync(kFullMask, thread / kGroupThreads, 0);
+    const int group = __shfl_sync(kFullMask, thread / kGroupThreads - 1, 0);
     Multiplier m{.a = a,
                  .rings = rings,
                  .x_base = shared_address(x_slots),

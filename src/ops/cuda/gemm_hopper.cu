@@ -1,5 +1,5 @@
 // Linear layers of a few rows on Hopper, limited by how fast the weights are read: out [rows, N] = x [rows, K] * weight
-// [N, K]^T.
+// [N, K]^T; or, gated, of weights whose first half of N is the gate and whose second half is up: out = silu(gate) * up.
 //
 // A cluster of blocks (or one block) takes a tile of output columns; each block of it has a share of K, so x, too, is
 // read in shares. One warp fetches through the tensor copy engine; a warpgroup for every 64 rows multiplies, and of up
@@ -19,7 +19,8 @@ namespace {
 // ---- numbers ----
 constexpr int kGroupThreads = 128;  // of a warpgroup
 constexpr int kGroupRows = 64;
-constexpr int kDepth = 64;  // of K a stage holds: 128 bytes a row
+constexpr int kDepth = 64;          // of K a stage holds: 128 bytes a row
+constexpr int kGatedColumns = 192;  // of gate and up together
 constexpr int kMaxStages = 40;
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kSharedBytes = 216 * 1024;
@@ -39,6 +40,7 @@ struct Args {
   int rows, columns, steps, split;  // steps of kDepth in K; blocks of a cluster
   int num_stages, x_bytes;          // of a stage, for the rows that there are; the weights follow
   bool fp32_out;
+  int second_half;  // gated: row of the weights where up begins
 };
 
 // Walks the stages, `by` at a time.
@@ -52,12 +54,13 @@ struct Turn {
 
 // ---- kernels ----
 
-template <int kColumns, int kGroups>
+template <int kColumns, int kGroups, bool kGated>
 __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
     gemm_kernel(const __grid_constant__ Args a, const __grid_constant__ CUtensorMap x_map,
                 const __grid_constant__ CUtensorMap weight_map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Shape<kColumns, kGroups>;
+  constexpr int kOut = kGated ? kColumns / 2 : kColumns;
   extern __shared__ std::byte unaligned[];
   __shared__ uint64_t full[kMaxStages], free[kMaxStages];
   std::byte* stages = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
@@ -66,6 +69,8 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
   const int num_stages = a.num_stages, stage_bytes = a.x_bytes + kColumns * kRowBytes;
 
   if (threadIdx.x == 0) {
+    prefetch_map(&weight_map);
+    prefetch_map(&x_map);
     for (int i = 0; i < num_stages; ++i) {
       barrier_init(&full[i], 1);
       barrier_init(&free[i], kGroups);
@@ -79,8 +84,12 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
     if (threadIdx.x == 0) {
       const auto fetch_weight = [&](int step, int stage) {
         barrier_arrive_expecting(&full[stage], stage_bytes);
-        copy_box(stages + stage * stage_bytes + a.x_bytes, &weight_map, (begin + step) * kDepth, tile * kColumns,
-                 &full[stage]);
+        std::byte* to = stages + stage * stage_bytes + a.x_bytes;
+        copy_box(to, &weight_map, (begin + step) * kDepth, tile * kOut, &full[stage]);
+        if constexpr (kGated) {
+          copy_box(to + kOut * kRowBytes, &weight_map, (begin + step) * kDepth, a.second_half + tile * kOut,
+                   &full[stage]);
+        }
       };
       const auto fetch_x = [&](int step, int stage) {
         copy_box(stages + stage * stage_bytes, &x_map, (begin + step) * kDepth, 0, &full[stage]);
@@ -136,11 +145,8 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
   if (a.split > 1) cluster_sync();
 
   // This block's share of the tile's columns, eight at a time.
-  const int share = kColumns / a.split, chunks = share / 8, first = rank * share;
-  for (int i = threadIdx.x; i < a.rows * chunks; i += S::kThreads) {
-    const int row = i / chunks, column = first + i % chunks * 8, global = tile * kColumns + column;
-    if (global >= a.columns) continue;
-    float v[8] = {};
+  const int share = kOut / a.split, chunks = share / 8, first = rank * share;
+  const auto add_up = [&](int row, int column, float(&v)[8]) {
     for (int r = 0; r < a.split; ++r) {
 #pragma unroll
       for (int way = 0; way < S::kWays; ++way) {
@@ -150,6 +156,18 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
         v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w, v[4] += high.x, v[5] += high.y, v[6] += high.z,
             v[7] += high.w;
       }
+    }
+  };
+  for (int i = threadIdx.x; i < a.rows * chunks; i += S::kThreads) {
+    const int row = i / chunks, column = first + i % chunks * 8, global = tile * kOut + column;
+    if (global >= a.columns) continue;
+    float v[8] = {};
+    add_up(row, column, v);
+    if constexpr (kGated) {
+      float up[8] = {};
+      add_up(row, kOut + column, up);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] = __fdividef(v[e], 1.0F + __expf(-v[e])) * up[e];
     }
     if (a.bias != nullptr) {
 #pragma unroll
@@ -168,9 +186,10 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
 
 // ---- launcher ----
 
-template <int kColumns, int kGroups>
+template <int kColumns, int kGroups, bool kGated>
 void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weight) {
   using S = Shape<kColumns, kGroups>;
+  constexpr int kOut = kGated ? kColumns / 2 : kColumns;
   // Rows that are not there would cost the copy engine more than rows that are.
   const int box_rows = ceil_div(a.rows, 8) * 8;
   a.x_bytes = box_rows * kRowBytes;
@@ -180,19 +199,20 @@ void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weig
   a.num_stages = std::min(kMaxStages, (kSharedBytes - kBehind - 1024) / stage_bytes);
   const int bytes = std::max(a.num_stages * stage_bytes + kBehind, S::kPartialBytes) + 1024;
   const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, box_rows);
-  const CUtensorMap weight_map = make_tensor_map(weight, a.columns, x.cols, x.cols, kColumns);
-  check(cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "linear");
-  run_in_clusters(launch, a.split, gemm_kernel<kColumns, kGroups>, ceil_div(a.columns, kColumns) * a.split, S::kThreads,
-                  static_cast<size_t>(bytes), a, x_map, weight_map);
+  const CUtensorMap weight_map = make_tensor_map(weight, kGated ? 2 * a.columns : a.columns, x.cols, x.cols, kOut);
+  check(
+      cudaFuncSetAttribute(gemm_kernel<kColumns, kGroups, kGated>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "linear");
+  run_in_clusters(launch, a.split, gemm_kernel<kColumns, kGroups, kGated>, ceil_div(a.columns, kOut) * a.split,
+                  S::kThreads, static_cast<size_t>(bytes), a, x_map, weight_map);
 }
 
-template <int kColumns>
+template <int kColumns, bool kGated = false>
 void launch_groups(const Launch& launch, const Args& a, const Matrix& x, const void* weight) {
   if (x.rows <= kGroupRows) {
-    launch_gemm<kColumns, 1>(launch, a, x, weight);
+    launch_gemm<kColumns, 1, kGated>(launch, a, x, weight);
   } else {
-    launch_gemm<kColumns, 2>(launch, a, x, weight);
+    launch_gemm<kColumns, 2, kGated>(launch, a, x, weight);
   }
 }
 
@@ -240,6 +260,26 @@ void gemm_hopper(const Launch& launch, const GemmPlan& plan, const Matrix& x, co
     default:
       return launch_groups<192>(launch, a, x, weight);
   }
+}
+
+bool serves_gemm_hopper_gated(const Launch& launch, const Matrix& x, const Matrix& out) {
+  const int64_t blocks = ceil_div(out.cols, int64_t{kGatedColumns} / 2);
+  return launch.compute_capability == 90 && x.rows <= 2 * kGroupRows && x.cols % 8 == 0 && x.stride % 8 == 0 &&
+         out.cols % 8 == 0 && out.stride % 8 == 0 && out.dtype == DType::kBF16 && blocks <= launch.num_sms &&
+         blocks * 10 >= launch.num_sms * 6;
+}
+
+void gemm_hopper_gated(const Launch& launch, const Matrix& x, const void* weight, const Matrix& out) {
+  const Args a{.out = out.data,
+               .out_stride = out.stride,
+               .bias = nullptr,
+               .rows = static_cast<int>(x.rows),
+               .columns = static_cast<int>(out.cols),
+               .steps = static_cast<int>(ceil_div(x.cols, int64_t{kDepth})),
+               .split = 1,
+               .fp32_out = false,
+               .second_half = static_cast<int>(out.cols)};
+  launch_groups<kGatedColumns, true>(launch, a, x, weight);
 }
 
 }  // namespace zipage::cuda

@@ -19,4 +19,8 @@ std::vector<GemmPlan> gemm_hopper_plans(const Launch&, int64_t rows, int64_t in,
 void gemm_hopper(const Launch&, const GemmPlan&, const Matrix& x, const void* weight, const float* bias,
                  const Matrix& out);
 
+// out = silu(gate) * up; weight [2 * out.cols, x.cols] bf16, the gate's rows first.
+bool serves_gemm_hopper_gated(const Launch&, const Matrix& x, const Matrix& out);
+void gemm_hopper_gated(const Launch&, const Matrix& x, const void* weight, const Matrix& out);
+
 }  // namespace zipage::cuda

@@ -131,7 +131,9 @@ void noise(const Launch&, void* data, DType, size_t count, float scale, uint64_t
 void kv_gather(const Launch&, const KvGatherParams&, const int32_t* slots, int num_slots, float* k, float* v);
 
 // Rows of one token that belong to the first num_decodes sequences; the split over the device is planned in the kernel.
-void attention_decode(const Launch&, const AttentionParams&);
+// With an append, also what qkv_rope_append does to these rows; q is the front part of its qkv then.
+void attention_decode(const Launch&, const AttentionParams&, const QkvRopeAppendParams* append);
+bool serves_append(const Launch&, const QkvRopeAppendParams&);
 size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim);
 // All other rows. Also decode rows of models whose groups attention_decode does not serve.
 void attention_prefill(const Launch&, const AttentionParams&, int first_seq);
