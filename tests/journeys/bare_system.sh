@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Sourced by the journeys: Debian systems in folders, each with nothing but what its release calls minimal.
 # Needs root and debootstrap; takes the release, the mirror and the network settings of this machine.
 
