@@ -33,11 +33,17 @@ using nlohmann::ordered_json;
 class TaskQueue {
  public:
   void post(std::function<void()> task) {
-    {
-      const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
-    }
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    tasks_.push_back(std::move(task));
     ready_.notify_one();
+  }
+  // What has not run, and what still comes, is dropped.
+  void close() {
+    std::deque<std::function<void()>> dropped;
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    dropped.swap(tasks_);
   }
   // Runs what there is; waits a moment for something.
   void run_some() {
@@ -54,15 +60,16 @@ class TaskQueue {
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<std::function<void()>> tasks_;  // guarded by mutex_
+  bool closed_ = false;                      // guarded by mutex_
 };
 
 // A line of the file in place of a connection. Its answer comes whole.
 class LineExchange final : public Exchange {
  public:
-  LineExchange(HttpRequest request, TaskQueue& queue, std::function<void(HttpResponse&&)> done)
-      : Exchange(std::move(request)), queue_(queue), done_(std::move(done)) {}
+  LineExchange(HttpRequest request, std::shared_ptr<TaskQueue> queue, std::function<void(HttpResponse&&)> done)
+      : Exchange(std::move(request)), queue_(std::move(queue)), done_(std::move(done)) {}
 
-  void post(std::function<void()> task) override { queue_.post(std::move(task)); }
+  void post(std::function<void()> task) override { queue_->post(std::move(task)); }
   void send(HttpResponse response) override {
     on_end_ = nullptr;
     done_(std::move(response));
@@ -80,7 +87,7 @@ class LineExchange final : public Exchange {
   }
 
  private:
-  TaskQueue& queue_;
+  const std::shared_ptr<TaskQueue> queue_;
   std::function<void(HttpResponse&&)> done_;
   HttpResponse opened_;
   std::function<void(EndReason)> on_end_;
@@ -124,12 +131,12 @@ class Runner {
 
   int run() {
     std::thread worker([this] {
-      while (!stop_) work_.run_some();
+      while (!stop_) work_->run_some();
     });
     while (num_done_ < lines_.size()) {
       if (InterruptGuard::interrupted()) break;
       while (next_ < lines_.size() && exchanges_.size() < window_) start(next_++);
-      loop_.run_some();
+      loop_->run_some();
       progress_.update(num_done_, 0);
     }
     const bool interrupted = num_done_ < lines_.size();
@@ -137,8 +144,10 @@ class Runner {
     serving_.abort_all();
     stop_ = true;
     worker.join();
-    // What the aborted requests still say finds its queue alive.
-    while (interrupted && serving_.num_generations() > 0) loop_.run_some();
+    while (interrupted && serving_.num_generations() > 0) loop_->run_some();
+    // What aborted outputs still say, their exchanges drop.
+    loop_->close();
+    work_->close();
     progress_.clear();
     if (interrupted) return kExitInterrupted;
     return num_failed_ > 0 ? kExitSomeFailed : kExitOk;
@@ -160,8 +169,8 @@ class Runner {
                                                      finish(index, id, std::move(response));
                                                    });
     exchanges_[index] = exchange;
-    TaskQueue& queue = match.route->runs_on == RunsOn::kWorker ? work_ : loop_;
-    queue.post([handler = match.route->handler, exchange = std::move(exchange)] { handler(exchange); });
+    const auto& queue = match.route->runs_on == RunsOn::kWorker ? work_ : loop_;
+    queue->post([handler = match.route->handler, exchange = std::move(exchange)] { handler(exchange); });
   }
 
   // Rows go out in the order of the input.
@@ -191,7 +200,8 @@ class Runner {
   size_t window_;
   Progress progress_;
   Serving& serving_;
-  TaskQueue loop_, work_;
+  // Shared with the exchanges: the engine's thread may still hold one of those.
+  const std::shared_ptr<TaskQueue> loop_ = std::make_shared<TaskQueue>(), work_ = std::make_shared<TaskQueue>();
   std::atomic<bool> stop_{false};
   std::map<size_t, std::shared_ptr<LineExchange>> exchanges_;
   std::map<size_t, std::string> rows_;
