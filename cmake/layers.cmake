@@ -41,5 +41,5 @@ function(zipage_test name)
   target_include_directories(test_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_options(test_${name} PRIVATE -O1)  # a third less to compile; what is tested keeps its own level
   target_compile_definitions(test_${name} PRIVATE ZIPAGE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  gtest_discover_tests(test_${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+  gtest_discover_tests(test_${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${ZIPAGE_TEST_TIMEOUT})
 endfunction()

@@ -10,6 +10,9 @@ if(ZIPAGE_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
+# Seconds after which a test counts as hanging. A sanitizer slows a test down by ten times and more.
+set(ZIPAGE_TEST_TIMEOUT 300)
+
 # -Wno-restrict: gcc 12 sees overlaps in "text" + std::string() that are not there (gcc bug 105651).
 add_library(zipage_warnings INTERFACE)
 target_compile_options(zipage_warnings INTERFACE
@@ -17,6 +20,7 @@ target_compile_options(zipage_warnings INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${ZIPAGE_WERROR}>>:-Werror>)
 
 if(ZIPAGE_SANITIZE)
+  set(ZIPAGE_TEST_TIMEOUT 1800)
   add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${ZIPAGE_SANITIZE}> $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>)
   add_link_options(-fsanitize=${ZIPAGE_SANITIZE})
   if(ZIPAGE_SANITIZE MATCHES undefined)

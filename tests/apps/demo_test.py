@@ -9,6 +9,7 @@ import time
 import unittest
 
 from cli import MODEL, ZIPAGE, Cli
+from served import PATIENCE
 
 
 class Demo(Cli):
@@ -34,7 +35,7 @@ class Demo(Cli):
                                    text=True)
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate(timeout=PATIENCE)
         self.assertEqual(process.returncode, 130, errors)
         self.assertIn("interrupted", rest)
 
@@ -90,7 +91,7 @@ class Chat(Cli):
 
         def read_until(pattern):
             nonlocal seen
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE
             while not re.search(pattern, seen, re.DOTALL):
                 self.assertLess(time.monotonic(), deadline, seen)
                 seen += os.read(master, 4096).decode(errors="replace")
@@ -103,7 +104,7 @@ class Chat(Cli):
         read_until("\n> ")
         self.assertIsNone(process.poll())
         os.write(master, b"\x04")
-        self.assertEqual(process.wait(timeout=30), 0)
+        self.assertEqual(process.wait(timeout=PATIENCE), 0)
         os.close(master)
 
 

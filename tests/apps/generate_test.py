@@ -5,6 +5,7 @@ import subprocess
 import unittest
 
 from cli import MODEL, SOURCE, ZIPAGE, Cli
+from served import PATIENCE
 
 SMALL = ("--num-gpu-blocks-override", 64, "--quiet")
 
@@ -144,7 +145,7 @@ class Interrupt(Cli):
                                    stderr=subprocess.PIPE, text=True)
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=60)
+        rest, errors = process.communicate(timeout=PATIENCE)
         self.assertEqual(process.returncode, 130, errors)
         self.assertEqual(json.loads(first)["id"], "short")
         self.assertEqual(rest, "")

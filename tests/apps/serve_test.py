@@ -8,7 +8,7 @@ import time
 import unittest
 
 from cli import MODEL, SOURCE, ZIPAGE, Cli
-from served import Server, events, free_port, trusting
+from served import PATIENCE, Server, events, free_port, trusting
 
 SMALL = ("--num-gpu-blocks-override", 64, "--quiet")
 
@@ -104,7 +104,7 @@ class Serve(Cli):
     def test_a_short_soak(self):
         soak = SOURCE / "tests/journeys/server_soak.py"
         result = subprocess.run([sys.executable, "-B", soak, "--zipage", ZIPAGE, "--model", MODEL, "--seconds", "5"],
-                                capture_output=True, text=True, timeout=200)
+                                capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
 

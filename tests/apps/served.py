@@ -9,11 +9,15 @@ import ssl
 import subprocess
 import time
 
+# Seconds that one answer, start or end may take. A sanitizer's build on a machine that is busy with other things needs
+# minutes for what takes seconds otherwise.
+PATIENCE = 900 if os.environ.get("ZIPAGE_SANITIZED") else 120
+
 
 class Server:
     """Starts the server on a free port and waits until it is ready; ends it on exit."""
 
-    def __init__(self, zipage, model, *flags, ssl_context=None, environment=None, patience=120):
+    def __init__(self, zipage, model, *flags, ssl_context=None, environment=None, patience=PATIENCE):
         """patience: seconds that an answer may take."""
         self.patience = patience
         self.port = free_port()
@@ -24,7 +28,7 @@ class Server:
         self.log = ""
 
     def __enter__(self):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 if self.request("GET", "/ready")[0] == 200:
@@ -39,7 +43,7 @@ class Server:
     def __exit__(self, *_):
         self.end(signal.SIGKILL)
 
-    def end(self, sent=signal.SIGTERM, timeout=60):
+    def end(self, sent=signal.SIGTERM, timeout=PATIENCE):
         """Sends the signal and returns the exit status; the log is in self.log then."""
         if self.process.returncode is None:
             self.process.send_signal(sent)

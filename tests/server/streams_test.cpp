@@ -64,7 +64,7 @@ class Streams : public ServerTest {
 TEST_F(Streams, EachOfManyGetsEveryTokenInOrderAndHoldsLittleMemory) {
   start_paced();
   brake.hold();
-  const int64_t before = resident_bytes();
+  [[maybe_unused]] const int64_t before = resident_bytes();
   constexpr int kStreams = 500;
   std::vector<HttpClient> clients;
   for (int i = 0; i < kStreams; ++i) {
