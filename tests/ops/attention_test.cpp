@@ -32,9 +32,11 @@ struct Scene {
     tables = kv.make_tables(lengths, random);
     for (size_t i = 0; i < sequences.size(); ++i) {
       const int64_t elements = static_cast<int64_t>(lengths[i]) * heads.num_kv_heads * heads.head_dim;
-      keys.push_back(rounded_to_bf16(random.normals(elements)));
-      values.push_back(rounded_to_bf16(random.normals(elements)));
-      kv.write(1, tables[i], 0, keys[i], values[i]);
+      const std::vector<float> k = rounded_to_bf16(random.normals(elements));
+      const std::vector<float> v = rounded_to_bf16(random.normals(elements));
+      kv.write(1, tables[i], 0, k, v);
+      keys.push_back(by_head(k));
+      values.push_back(by_head(v));
     }
     batch = std::make_unique<TestBatch>(device, sequences, tables, block_size);
     queries = device.stored(random.normals(static_cast<int64_t>(batch->view().num_tokens) * width(), 2.0F));
@@ -45,26 +47,31 @@ struct Scene {
     for (const TestSequence& sequence : sequences) count += (sequence.seq_len() + block_size - 1) / block_size;
     return count;
   }
+  // [slots, num_kv_heads, head_dim] as the oracle takes it.
+  std::vector<oracle::Reals> by_head(const std::vector<float>& values_of_slots) const {
+    std::vector<oracle::Reals> out(static_cast<size_t>(heads.num_kv_heads));
+    for (size_t at = 0; at < values_of_slots.size(); ++at) {
+      out[at / static_cast<size_t>(heads.head_dim) % out.size()].push_back(static_cast<double>(values_of_slots[at]));
+    }
+    return out;
+  }
   int64_t width() const { return static_cast<int64_t>(heads.num_heads) * heads.head_dim; }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(heads.head_dim)); }
 
   // Row of `head` and the token that sees the first `visible` slots of `sequence`.
   oracle::Reals expected(size_t sequence, int token, int head, int visible) const {
-    const int kv_head = head / (heads.num_heads / heads.num_kv_heads);
+    const auto kv_head = static_cast<size_t>(head / (heads.num_heads / heads.num_kv_heads));
+    const auto elements = static_cast<size_t>(visible * heads.head_dim);
     const auto q = queries.begin() + token * width() + static_cast<int64_t>(head) * heads.head_dim;
-    oracle::Reals k, v;
-    for (int slot = 0; slot < visible; ++slot) {
-      const int64_t at = (static_cast<int64_t>(slot) * heads.num_kv_heads + kv_head) * heads.head_dim;
-      k.insert(k.end(), keys[sequence].begin() + at, keys[sequence].begin() + at + heads.head_dim);
-      v.insert(v.end(), values[sequence].begin() + at, values[sequence].begin() + at + heads.head_dim);
-    }
-    return oracle::attention_row(oracle::Reals(q, q + heads.head_dim), k, v, static_cast<double>(scale()));
+    return oracle::attention_row(oracle::Reals(q, q + heads.head_dim),
+                                 std::span(keys[sequence][kv_head]).first(elements),
+                                 std::span(values[sequence][kv_head]).first(elements), static_cast<double>(scale()));
   }
 
   Heads heads;
   PagedKv kv;
   std::vector<std::vector<int32_t>> tables;
-  std::vector<std::vector<float>> keys, values;  // per sequence [slots, num_kv_heads, head_dim]
+  std::vector<std::vector<oracle::Reals>> keys, values;  // [sequence][kv head] of [slots, head_dim]
   std::unique_ptr<TestBatch> batch;
   std::vector<float> queries;  // [tokens, num_heads * head_dim]
 };

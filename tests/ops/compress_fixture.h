@@ -252,10 +252,11 @@ class CompressFixture {
     for (int layer = 0; layer < shape_.num_layers; ++layer) {
       auto& rows = sequence_.q[static_cast<size_t>(layer)];
       rows.clear();
-      for (int position = 0; position < sequence_.logical_len; ++position) {
-        if (position % shape_.query_stride != 0) continue;
+      // Earlier tokens' queries have left the ring.
+      const int newest = (sequence_.logical_len - 1) / shape_.query_stride;
+      for (int index = std::max(newest - window + 1, 0); index <= newest; ++index) {
         rows.emplace_back(static_cast<size_t>(num_heads));
-        const int ring_row = position / shape_.query_stride % window;
+        const int ring_row = index % window;
         for (int h = 0; h < num_heads; ++h) {
           oracle::Row q(static_cast<size_t>(shape_.head_dim));
           float* target =
@@ -269,8 +270,6 @@ class CompressFixture {
           rows.back()[static_cast<size_t>(h)] = std::move(q);
         }
       }
-      // Later tokens took the ring's rows of earlier ones.
-      if (static_cast<int>(rows.size()) > window) rows.erase(rows.begin(), rows.end() - window);
     }
   }
 

@@ -97,7 +97,8 @@ Reals rope(const Reals& head, const Reals& angles) {
   return y;
 }
 
-Reals attention_row(const Reals& query, const Reals& keys, const Reals& values, double scale) {
+Reals attention_row(std::span<const double> query, std::span<const double> keys, std::span<const double> values,
+                    double scale) {
   const size_t head_dim = query.size();
   Reals y(head_dim, 0.0);
   if (keys.empty()) return y;
@@ -108,7 +109,8 @@ Reals attention_row(const Reals& query, const Reals& keys, const Reals& values, 
   }
   const Reals p = softmax(scores);
   for (size_t slot = 0; slot < p.size(); ++slot) {
-    for (size_t d = 0; d < head_dim; ++d) y[d] += p[slot] * values[slot * head_dim + d];
+    const double weight = p[slot];
+    for (size_t d = 0; d < head_dim; ++d) y[d] += weight * values[slot * head_dim + d];
   }
   return y;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace zipage::test::oracle {
@@ -23,7 +24,8 @@ Reals silu_mul(const Reals& gate_up, int64_t rows, int64_t n);
 Reals rope(const Reals& head, const Reals& angles);
 
 // One query row over dense keys and values [slots, head_dim].
-Reals attention_row(const Reals& query, const Reals& keys, const Reals& values, double scale);
+Reals attention_row(std::span<const double> query, std::span<const double> keys, std::span<const double> values,
+                    double scale);
 
 struct Sampling {
   double temperature = 1;
