@@ -127,22 +127,27 @@ class DenseChainTest : public OpTest {
 };
 
 TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
-  const std::vector<ChainShape> shapes{{1, 384, 512, 1152, 768},
-                                       {3, 64, 128, 96, 192, true},
-                                       {8, 256, 64, 200, 96},
-                                       {9, 40, 72, 104, 56, true},
-                                       {17, 512, 512, 336, 640},
-                                       {33, 128, 256, 512, 384, true},
-                                       {64, 192, 128, 288, 240},
-                                       {65, 64, 64, 128, 96},
-                                       {530, 128, 192, 200, 72},
-                                       {513, 64, 72, 456, 64, true},
-                                       {150, 128, 64, 328, 80},
-                                       {300, 64, 128, 136, 72},
-                                       {390, 64, 64, 264, 0, false, true},
-                                       {20, 192, 64, 8200, 72},
-                                       {5, 128, 128, 256, 0, true, true},
-                                       {24, 384, 512, 1152, 0, false, true}};
+  std::vector<ChainShape> shapes{{1, 384, 512, 1152, 768},
+                                 {3, 64, 128, 96, 192, true},
+                                 {8, 256, 64, 200, 96},
+                                 {9, 40, 72, 104, 56, true},
+                                 {17, 512, 512, 336, 640},
+                                 {33, 128, 256, 512, 384, true},
+                                 {64, 192, 128, 288, 240},
+                                 {65, 64, 64, 128, 96},
+                                 {530, 128, 192, 200, 72},
+                                 {513, 64, 72, 456, 64, true},
+                                 {150, 128, 64, 328, 80},
+                                 {300, 64, 128, 136, 72},
+                                 {390, 64, 64, 264, 0, false, true},
+                                 {20, 192, 64, 8200, 72},
+                                 {5, 128, 128, 256, 0, true, true},
+                                 {24, 384, 512, 1152, 0, false, true}};
+  // Large enough for layers that do the norms between them, which a CPU has not.
+  if (device.backend().info().name == "cuda") {
+    shapes.push_back({40, 1024, 1024, 7680, 1536});
+    shapes.push_back({27, 1024, 1024, 7680, 0, false, true});
+  }
   for (const ChainShape& shape : shapes) {
     Chain chain(device, shape, 1);
     const Chain::Results got = chain.run(true);
@@ -166,7 +171,7 @@ TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
 
 TEST_P(DenseChainTest, OfALargeModelEqualsTheOpsOneByOne) {
   if (device.f32()) GTEST_SKIP() << "the ops one by one are what it does";
-  for (const int rows : {1, 7, 8, 16, 31, 64, 128, 200, 256, 320, 384, 600, 1100}) {
+  for (const int rows : {1, 7, 8, 16, 17, 31, 64, 80, 128, 200, 256, 320, 384, 600, 1100}) {
     Chain chain(device, {.rows = rows, .hidden = 4096, .attention = 4096, .ffn = 12288, .qkv = 6144, .made_up = true},
                 2);
     const Chain::Results got = chain.run(true), expected = chain.run(false);

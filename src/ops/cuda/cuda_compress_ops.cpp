@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "ops/cuda/cuda_backend.h"
+#include "ops/cuda/op_checks.h"
 
 namespace zipage::cuda {
 namespace {
@@ -19,10 +20,6 @@ void check_source(const CompressionSource& s, const char* stage) {
   // A grid's second dimension counts layers and KV heads.
   ZIPAGE_CHECK(g.num_layers * g.num_kv_heads <= 65535, "{}: {} layers of {} KV heads", stage, g.num_layers,
                g.num_kv_heads);
-}
-
-void done(const char* stage) {
-  check(cudaGetLastError(), stage);
 }
 
 }  // namespace

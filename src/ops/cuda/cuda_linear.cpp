@@ -278,6 +278,19 @@ void Gemm::run_on_library(const Call& call) {
   }
 }
 
+std::optional<Gemm::Choice> Gemm::known(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto it = chosen_.find(key);
+  return it == chosen_.end() ? std::nullopt : std::optional(it->second);
+}
+
+bool Gemm::can_measure(const Launch& launch) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(launch.stream, &capture), "linear");
+  const std::lock_guard lock(mutex_);
+  return tuning_ && capture == cudaStreamCaptureStatusNone;
+}
+
 void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out) {
   const Call call{launch, x, weight, bias, out};
   const int64_t in = weight.in_features(), features = weight.out_features();
@@ -285,30 +298,20 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   if (bias != nullptr && own.empty()) return run_on_library(call);
 
   const Key key{row_class(x.rows), in, features, x.stride, out.stride, out.dtype == DType::kF32, bias != nullptr};
-  std::optional<Choice> choice;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto it = chosen_.find(key); it != chosen_.end()) choice = it->second;
-  }
+  const std::optional<Choice> choice = known(key);
   if (choice && choice->own) return gemm_hopper(launch, *choice->own, x, weight.data(), bias, out);
   const Problem problem(call);
   // The rest of a class of rows may be out of an algorithm's reach: then the library chooses for this one call.
   if (choice && multiply(call, *choice, problem) == CUBLAS_STATUS_SUCCESS) return;
 
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(launch.stream, &capture), "linear");
-  bool can_measure = capture == cudaStreamCaptureStatusNone;
-  {
-    const std::lock_guard lock(mutex_);
-    can_measure = can_measure && tuning_;
-  }
+  const bool measures = can_measure(launch);
   std::vector<Choice> all;
   for (const GemmPlan& plan : own) all.push_back({.own = plan});
   if (bias == nullptr) {
-    const std::vector<Choice> library = candidates(call, problem, can_measure ? kCandidates : 1);
+    const std::vector<Choice> library = candidates(call, problem, measures ? kCandidates : 1);
     all.insert(all.begin(), library.begin(), library.end());
   }
-  if (!can_measure) {
+  if (!measures) {
     check_blas(multiply(call, all.front(), problem), "linear");
     const std::lock_guard lock(mutex_);
     if (!tuning_) chosen_.insert_or_assign(key, all.front());
@@ -318,6 +321,31 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   const Choice fastest = measure(call, problem, all);
   chosen_.insert_or_assign(key, fastest);
   check_blas(multiply(call, fastest, problem), "linear");
+}
+
+std::optional<GemmPlan> Gemm::own_plan(const Launch& launch, const Matrix& x, const CudaLinear& weight,
+                                       const Matrix& out, bool norm_behind) {
+  const int64_t in = weight.in_features(), features = weight.out_features();
+  const Key key{.rows = row_class(x.rows),
+                .in = in,
+                .out = features,
+                .x_stride = x.stride,
+                .out_stride = out.stride,
+                .fp32_out = out.dtype == DType::kF32,
+                .bias = false,
+                .own = true,
+                .norm_behind = norm_behind};
+  if (const std::optional<Choice> choice = known(key)) return choice->own;
+  std::vector<Choice> all;
+  for (const GemmPlan& plan : gemm_hopper_plans(launch, x.rows, in, features, x.stride, out.stride)) {
+    if (!norm_behind || serves_norm_behind(plan)) all.push_back({.own = plan});
+  }
+  if (all.empty()) return std::nullopt;
+  if (!can_measure(launch)) return all.front().own;
+  const Call call{launch, x, weight, nullptr, out};
+  const Problem problem(call);
+  const std::lock_guard lock(mutex_);
+  return chosen_.insert_or_assign(key, measure(call, problem, all)).first->second.own;
 }
 
 }  // namespace zipage::cuda
