@@ -69,7 +69,7 @@ class Serve(Cli):
             self.assertEqual(server.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})[0], 200)
 
     def test_sigterm_lets_running_requests_end_and_the_exit_status_is_0(self):
-        with self.serve() as server:
+        with self.serve("--shutdown-timeout", PATIENCE) as server:
             result = {}
             body = {"prompt": "mod 100 .", "max_tokens": 400, "ignore_eos": True}
             running = threading.Thread(target=lambda: result.update(server.post("/v1/completions", body)))
