@@ -40,8 +40,8 @@ EngineImpl::EngineImpl(EngineConfig config, ModelInfo model, std::unique_ptr<Mod
       pool_(runner_->plan().kv.num_blocks),
       prefix_cache_(pool_, config_.block_size, static_cast<uint64_t>(config_.seed)),
       query_slots_(runner_->plan().num_query_slots),
-      swap_blocks_(static_cast<int>(runner_->plan().num_swap_blocks)),
-      swap_rings_(runner_->plan().num_swap_rings),
+      swap_blocks_(static_cast<int>(runner_->plan().swap.num_blocks)),
+      swap_rings_(runner_->plan().swap.num_rings),
       running_(ByRank{config_.scheduling_policy == SchedulingPolicy::kPriority}),
       waiting_(ByRank{config_.scheduling_policy == SchedulingPolicy::kPriority}),
       sampling_(model_.vocab_size) {

@@ -145,16 +145,17 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
       StepInputs::bytes(plan.max_tokens_per_step, plan.max_seqs_per_step, max_blocks_per_seq) + plan.result_bytes());
   const int64_t libraries =
       info.asynchronous ? kLibraryBytes + kGraphBytes * static_cast<int64_t>(plan.graph_sizes.size()) : 0;
-  const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots + step_arrays + libraries;
+  const int64_t block_swap_bytes = static_cast<int64_t>(backend.swap_bytes_per_block(plan.kv));
+  plan.swap = SwapShape::of(backend, plan.kv, static_cast<int64_t>(config.swap_space * (int64_t{1} << 30)),
+                            params.enabled() ? max_compressed_blocks(params, block) : 1, config.max_num_seqs);
+  const int64_t staging = plan.swap.staging_blocks * block_swap_bytes;
+  const int64_t other = workspace + compression + ring_bytes * plan.num_query_slots + step_arrays + staging + libraries;
   ZIPAGE_ASSIGN_OR_RETURN(plan.kv.num_blocks, choose_num_blocks(config, info, kv_bytes + marks_bytes, other,
                                                                 int64_t{config.max_num_seqs} * max_blocks_per_seq));
   plan.compression.kv = plan.kv;
 
-  const auto swap_block = static_cast<int64_t>(backend.swap_bytes_per_block(plan.kv));
-  const auto swap_bytes = static_cast<int64_t>(config.swap_space * (int64_t{1} << 30));
   // More host blocks than the pool has are of no use twice over: a preempted request leaves room for another one.
-  plan.num_swap_blocks = std::min(swap_bytes / swap_block, int64_t{plan.kv.num_blocks} * 4);
-  plan.num_swap_rings = plan.num_swap_blocks > 0 ? config.max_num_seqs : 0;
+  plan.swap.num_blocks = std::min(plan.swap.num_blocks, int64_t{plan.kv.num_blocks} * 4);
 
   const int64_t blocks = plan.kv.num_blocks;
   plan.rows = {
@@ -168,9 +169,13 @@ Result<MemoryPlan> plan_memory(const EngineConfig& config, const ModelConfig& mo
        fmt::format("{} tokens a step, {} sampled", plan.max_tokens_per_step, plan.max_logit_rows), false},
       {"inputs and results", step_arrays, "of a step", false},
       {"compression workspace", compression, fmt::format("up to {} tokens", plan.compression.max_slots), false},
-      {"swap space", plan.num_swap_blocks * swap_block + plan.num_swap_rings * ring_bytes,
-       fmt::format("{} blocks", plan.num_swap_blocks), true},
+      {"swap space", plan.swap.num_blocks * block_swap_bytes + plan.swap.num_rings * ring_bytes,
+       fmt::format("{} blocks", plan.swap.num_blocks), true},
   };
+  if (staging > 0) {
+    plan.rows.insert(plan.rows.end() - 1,
+                     {"staging of swapped KV", staging, fmt::format("{} blocks", plan.swap.staging_blocks), false});
+  }
   if (libraries > 0) {
     plan.rows.insert(plan.rows.end() - 1,
                      {"libraries and graphs", libraries,

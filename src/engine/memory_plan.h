@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compress/workspace.h"
+#include "engine/swap_space.h"
 #include "model/model_config.h"
 #include "ops/ops.h"
 #include "zipage/config.h"
@@ -24,8 +25,7 @@ struct MemoryPlan {
   int max_logit_rows = 0;
   std::vector<int> graph_sizes;  // numbers of decodes with a graph, ascending; empty = none
   int num_query_slots = 0;
-  int64_t num_swap_blocks = 0;
-  int num_swap_rings = 0;
+  SwapShape swap;
   KvGeometry kv;
   CompressionShape compression;
   int query_stride = 1;

@@ -223,9 +223,7 @@ std::function<void()> Runner::compression(const Sequence& sequence, const Compre
 }
 
 void Runner::swap_blocks(std::span<const int32_t> blocks, std::span<const int32_t> host_blocks, bool to_host) {
-  backend_->swap(
-      *queue_,
-      {.kv = kv_, .blocks = blocks, .host_blocks = host_blocks, .host = swap_data_->data(), .to_host = to_host});
+  swap_space_->move_blocks(blocks, host_blocks, to_host);
 }
 
 int64_t Runner::swap_bytes_per_block() const {
@@ -233,12 +231,7 @@ int64_t Runner::swap_bytes_per_block() const {
 }
 
 void Runner::swap_ring(int query_slot, int host_ring, bool to_host) {
-  backend_->swap_ring(*queue_, {.ring = ring_,
-                                .num_layers = model_.num_layers,
-                                .query_slot = query_slot,
-                                .row_elements = int64_t{model_.num_heads} * model_.head_dim,
-                                .host = swap_rings_->data() + ring_bytes_ * static_cast<size_t>(host_ring),
-                                .to_host = to_host});
+  swap_space_->move_ring(query_slot, host_ring, to_host);
 }
 
 }  // namespace zipage

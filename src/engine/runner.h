@@ -17,6 +17,7 @@
 #include "engine/model_runner.h"
 #include "engine/staging.h"
 #include "engine/step_inputs.h"
+#include "engine/swap_space.h"
 #include "model/decoder.h"
 #include "model/weights.h"
 
@@ -40,6 +41,7 @@ class Runner final : public ModelRunner {
 
   Backend& backend() { return *backend_; }
   Queue& queue() { return *queue_; }
+  const ModelConfig& model() const { return model_; }
   const Weights& weights() const { return weights_; }
   const KvPool& kv() const { return kv_; }
 
@@ -88,10 +90,9 @@ class Runner final : public ModelRunner {
   MemoryPlan plan_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Buffer> kv_data_, kv_scores_, kv_positions_, kv_scales_, ring_data_;
-  std::unique_ptr<Buffer> swap_data_, swap_rings_;
-  size_t ring_bytes_ = 0;  // of one query slot
   KvPool kv_;
   QueryRing ring_;
+  std::unique_ptr<SwapSpace> swap_space_;  // null: there is none
   std::unique_ptr<CompressionWorkspace> workspace_;
   std::unique_ptr<StepInputs> inputs_;
   std::unique_ptr<StagingArena> sampling_inputs_;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/log.h"
+#include "engine/kv_scales.h"
 #include "engine/runner.h"
 
 namespace zipage {
@@ -32,6 +33,11 @@ void Runner::reserve(bool made_up_kv) {
   decoder_ = std::make_unique<Decoder>(device, model_, weights_, plan_.max_tokens_per_step, plan_.max_logit_rows,
                                        plan_.max_model_len, *queue_);
   const KvGeometry& kv = plan_.kv;
+  KvScales scales;
+  if (kv.dtype == DType::kF8E4M3) {
+    scales = calibrate_kv_scales(device, *queue_, *decoder_, kv, model_.vocab_size,
+                                 std::min(plan_.max_tokens_per_step, plan_.max_model_len));
+  }
   const size_t slots = static_cast<size_t>(kv.num_layers) * kv.num_blocks * kv.num_kv_heads * kv.block_size;
   kv_data_ = device.allocate(device.kv_bytes_per_block(kv) * kv.num_layers * kv.num_blocks, "KV blocks");
   kv_scores_ = device.allocate(slots * sizeof(float), "scores");
@@ -41,13 +47,15 @@ void Runner::reserve(bool made_up_kv) {
          .scores = kv_scores_->as<float>(),
          .positions = kv_positions_->as<int32_t>()};
   if (kv.dtype == DType::kF8E4M3) {
-    const size_t heads = static_cast<size_t>(kv.num_layers) * kv.num_kv_heads;
-    const auto ones = device.allocate(heads * sizeof(float), "staging", MemoryKind::kPinnedHost);
-    std::fill_n(ones->as<float>(), heads, 1.0F);
-    kv_scales_ = device.allocate(heads * sizeof(float), "scales of K and V");
-    device.upload(*queue_, kv_scales_->data(), ones->data(), heads * sizeof(float));
+    const size_t heads = scales.k.size();
+    const auto staging = device.allocate(2 * heads * sizeof(float), "staging", MemoryKind::kPinnedHost);
+    std::ranges::copy(scales.k, staging->as<float>());
+    std::ranges::copy(scales.v, staging->as<float>() + heads);
+    kv_scales_ = device.allocate(2 * heads * sizeof(float), "scales of K and V");
+    device.upload(*queue_, kv_scales_->data(), staging->data(), 2 * heads * sizeof(float));
     queue_->synchronize();
-    kv_.k_scale = kv_.v_scale = kv_scales_->as<float>();
+    kv_.k_scale = kv_scales_->as<float>();
+    kv_.v_scale = kv_.k_scale + heads;
   }
   // Made-up weights over made-up KV: a benchmark may start in the middle, and zeros would flatter the device.
   if (made_up_kv && !info.host_accessible) {
@@ -57,20 +65,18 @@ void Runner::reserve(bool made_up_kv) {
 
   const int window = plan_.compression.window;
   const auto element = static_cast<size_t>(traits(info.activation).block_bytes);
-  ring_bytes_ = static_cast<size_t>(kv.num_layers) * window * model_.num_heads * model_.head_dim * element;
+  const size_t ring_bytes = static_cast<size_t>(kv.num_layers) * window * model_.num_heads * model_.head_dim * element;
   if (plan_.num_query_slots > 0) {
-    ring_data_ = device.allocate(ring_bytes_ * plan_.num_query_slots, "query slots");
+    ring_data_ = device.allocate(ring_bytes * plan_.num_query_slots, "query slots");
     ring_ = {.data = ring_data_->data(),
              .num_query_slots = plan_.num_query_slots,
              .window = window,
              .stride = plan_.query_stride};
   }
   workspace_ = std::make_unique<CompressionWorkspace>(device, plan_.compression);
-  if (plan_.num_swap_blocks > 0) {
-    swap_data_ = device.allocate(device.swap_bytes_per_block(kv) * static_cast<size_t>(plan_.num_swap_blocks),
-                                 "swap space", MemoryKind::kPinnedHost);
-    swap_rings_ = device.allocate(ring_bytes_ * static_cast<size_t>(plan_.num_swap_rings), "swapped queries",
-                                  MemoryKind::kPinnedHost);
+  if (plan_.swap.num_blocks > 0) {
+    swap_space_ = std::make_unique<SwapSpace>(device, *queue_, kv_, ring_, int64_t{model_.num_heads} * model_.head_dim,
+                                              plan_.swap);
   }
   inputs_ = std::make_unique<StepInputs>(device, plan_.max_tokens_per_step, plan_.max_seqs_per_step,
                                          plan_.compression.max_slots / kv.block_size);

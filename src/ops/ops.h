@@ -243,12 +243,12 @@ struct LogprobsParams {
 // ---- moving KV
 // ---------------------------------------------------------------------------------------------------------------
 
-// Whole blocks of all layers (K, V, scores, positions) to or from pinned host memory, bit for bit.
+// Whole blocks of all layers (K, V, scores, positions) to or from other memory, bit for bit.
 struct SwapParams {
   KvPool kv;
   std::span<const int32_t> blocks;       // host array: blocks of the pool
   std::span<const int32_t> host_blocks;  // host array, as long: blocks of `host`
-  std::byte* host = nullptr;             // pinned host [*][swap_bytes_per_block]
+  std::byte* host = nullptr;             // [*][swap_bytes_per_block], pinned host memory or the device's
   bool to_host = true;
 };
 

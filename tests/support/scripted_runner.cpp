@@ -32,8 +32,8 @@ ScriptedRunner::ScriptedRunner(ScriptedOptions options) : options_(std::move(opt
   plan_.max_tokens_per_step = options_.max_tokens_per_step;
   plan_.max_logit_rows = 256;
   plan_.num_query_slots = options_.num_query_slots;
-  plan_.num_swap_blocks = options_.num_swap_blocks;
-  plan_.num_swap_rings = options_.num_swap_blocks > 0 ? options_.num_swap_rings : 0;
+  plan_.swap.num_blocks = options_.num_swap_blocks;
+  plan_.swap.num_rings = options_.num_swap_blocks > 0 ? options_.num_swap_rings : 0;
   plan_.kv = {.num_layers = 1,
               .num_blocks = options_.num_blocks,
               .block_size = options_.block_size,

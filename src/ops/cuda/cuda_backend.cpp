@@ -226,9 +226,14 @@ void CudaBackend::replay(Queue& queue, const Graph& graph) {
         "a graph");
 }
 
+void CudaBackend::end_tuning() {
+  gemm_.end_tuning();
+  staging_.reset();
+}
+
 std::unique_ptr<Linear> CudaBackend::make_linear(std::span<const HostTensor> parts) {
   check(cudaSetDevice(device_), "choosing the device");
-  if (staging_ == nullptr) staging_ = std::make_unique<WeightStaging>();
+  if (staging_ == nullptr) staging_ = std::make_unique<WeightStaging>(device_);
   return std::make_unique<CudaLinear>(parts, *staging_);
 }
 

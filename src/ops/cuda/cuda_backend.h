@@ -50,7 +50,7 @@ class CudaBackend final : public Backend {
   void noise(Queue& queue, void* device, DType dtype, size_t count, float scale, uint64_t seed) override;
   std::unique_ptr<Graph> capture(Queue& queue, const std::function<void()>& work) override;
   void replay(Queue& queue, const Graph& graph) override;
-  void end_tuning() override { gemm_.end_tuning(); }
+  void end_tuning() override;
   std::unique_ptr<Linear> make_linear(std::span<const HostTensor> parts) override;
   std::unique_ptr<Linear> make_noise_linear(int64_t out_features, int64_t in_features, uint64_t seed) override;
   size_t kv_bytes_per_block(const KvGeometry& geometry) const override;

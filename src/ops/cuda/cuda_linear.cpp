@@ -3,19 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "base/check.h"
 #include "ops/cuda/launch.h"
-#include "tensor/bf16.h"
 
 namespace zipage::cuda {
 namespace {
 
-constexpr int64_t kStagingElements = int64_t{8} << 20;
 constexpr int kCandidates = 40;
 constexpr int kTimedRuns = 8;
 constexpr float kHopeful = 1.1F;  // times the fastest so far
@@ -41,49 +37,6 @@ int64_t row_class(int64_t rows) {
 }
 
 }  // namespace
-
-WeightStaging::WeightStaging() {
-  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "the upload of weights");
-  for (Slot& slot : slots_) {
-    check(cudaHostAlloc(&slot.data, kStagingElements * sizeof(Bf16), cudaHostAllocDefault), "the upload of weights");
-    check(cudaEventCreateWithFlags(&slot.free, cudaEventDisableTiming), "the upload of weights");
-  }
-}
-
-WeightStaging::~WeightStaging() {
-  cudaStreamSynchronize(stream_);
-  for (Slot& slot : slots_) {
-    cudaFreeHost(slot.data);
-    cudaEventDestroy(slot.free);
-  }
-  cudaStreamDestroy(stream_);
-}
-
-void WeightStaging::upload(const HostTensor& tensor, std::byte* to) {
-  const int64_t count = tensor.rows() * tensor.cols();
-  std::vector<float> expanded;
-  for (int64_t first = 0; first < count; first += kStagingElements) {
-    const int64_t elements = std::min(kStagingElements, count - first);
-    Slot& slot = slots_[next_];
-    next_ = (next_ + 1) % slots_.size();
-    check(cudaEventSynchronize(slot.free), "the upload of weights");
-    if (tensor.dtype == DType::kBF16) {
-      std::memcpy(slot.data, tensor.data.data() + first * 2, static_cast<size_t>(elements) * 2);
-    } else {
-      expanded.resize(static_cast<size_t>(elements));
-      dequantize(tensor, first, elements, expanded.data());
-      std::transform(expanded.begin(), expanded.end(), static_cast<Bf16*>(slot.data), [](float v) { return Bf16(v); });
-    }
-    check(
-        cudaMemcpyAsync(to + first * 2, slot.data, static_cast<size_t>(elements) * 2, cudaMemcpyHostToDevice, stream_),
-        "the upload of weights");
-    check(cudaEventRecord(slot.free, stream_), "the upload of weights");
-  }
-}
-
-void WeightStaging::wait() {
-  check(cudaStreamSynchronize(stream_), "the upload of weights");
-}
 
 CudaLinear::CudaLinear(std::string_view name, int64_t out_features, int64_t in_features)
     : in_features_(in_features), out_features_(out_features) {

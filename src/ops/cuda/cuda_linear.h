@@ -6,7 +6,6 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
-#include <array>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -15,31 +14,10 @@
 #include <vector>
 
 #include "ops/cuda/gemm_hopper.h"
+#include "ops/cuda/weight_staging.h"
 #include "ops/ops.h"
 
 namespace zipage::cuda {
-
-// Two pinned buffers, so that the copy of one chunk runs beside the conversion of the next.
-class WeightStaging {
- public:
-  WeightStaging();
-  ~WeightStaging();
-  WeightStaging(const WeightStaging&) = delete;
-  WeightStaging& operator=(const WeightStaging&) = delete;
-
-  // As bf16 to device memory. The tensor is no longer needed when it returns; the copy is done after wait().
-  void upload(const HostTensor& tensor, std::byte* to);
-  void wait();
-
- private:
-  struct Slot {
-    void* data = nullptr;
-    cudaEvent_t free = nullptr;
-  };
-  std::array<Slot, 2> slots_;
-  size_t next_ = 0;
-  cudaStream_t stream_ = nullptr;
-};
 
 // [out_features, in_features] bf16, row-major.
 class CudaLinear final : public Linear {

@@ -1,7 +1,4 @@
-// Blocks of all layers to or from pinned host memory, and single slots as fp32.
-//
-// A few blocks of threads write to the host's memory directly: the link is the limit, and decoding beside it keeps
-// nearly all of the machine.
+// Blocks of all layers to or from other memory, and single slots as fp32.
 #include <algorithm>
 
 #include "ops/cuda/device.cuh"
@@ -12,7 +9,6 @@ namespace {
 
 // ---- numbers ----
 constexpr int kThreads = 256;
-constexpr int kGrid = 16;
 constexpr int kBlocksPerLaunch = 256;
 
 struct SwapArgs {
@@ -103,7 +99,7 @@ void swap(const Launch& launch, const SwapParams& p) {
     a.num_blocks = static_cast<int>(std::min<size_t>(kBlocksPerLaunch, p.blocks.size() - first));
     std::copy_n(p.blocks.begin() + first, a.num_blocks, a.blocks);
     std::copy_n(p.host_blocks.begin() + first, a.num_blocks, a.host_blocks);
-    run(launch, swap_kernel, kGrid, kThreads, 0, a);
+    run(launch, swap_kernel, 2 * launch.num_sms, kThreads, 0, a);
   }
 }
 
