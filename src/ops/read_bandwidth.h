@@ -7,8 +7,8 @@
 
 namespace zipage {
 
-// Bytes a second at best, measured at each call (some tenths of a second, with `cpu`'s threads). 0 for a device whose
-// reading is not measured here, or not there. `device` as for make_backend().
+// Bytes a second at best, measured at each call (some tenths of a second; on the CPU with `cpu`'s threads). 0 where it
+// cannot be measured. `device` as for make_backend().
 double measure_read_bandwidth(std::string_view device, const CpuOptions& cpu);
 
 }  // namespace zipage
