@@ -12,9 +12,11 @@
 namespace zipage::cuda {
 namespace {
 
-constexpr int kCandidates = 40;
-constexpr int kTimedRuns = 8;
-constexpr float kHopeful = 1.1F;  // times the fastest so far
+// A head's GEMM takes as long as six layers', and its candidates differ by less: trying few keeps the start short.
+constexpr int kCandidates = 40, kCandidatesOfHead = 6;
+constexpr int kTimedRuns = 8, kTimedRunsOfHead = 3;
+constexpr size_t kHeadBytes = size_t{512} << 20;  // of weights, from which on a layer counts as one
+constexpr float kHopeful = 1.1F;                  // times the fastest so far
 // Up to so many rows a GEMM is timed behind a small kernel, as in a step: our own fetches weights before that has
 // ended.
 constexpr int kEarlyRows = 64;
@@ -191,8 +193,9 @@ Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::
     timed.push_back({&candidate, time(candidate)});
   }
   // Those that may be the fastest go on, in turns.
+  const int runs = call.weight.bytes() >= kHeadBytes ? kTimedRunsOfHead : kTimedRuns;
   const auto faster = [](const Timed& a, const Timed& b) { return a.milliseconds < b.milliseconds; };
-  for (int i = 1; i < kTimedRuns && !timed.empty(); ++i) {
+  for (int i = 1; i < runs && !timed.empty(); ++i) {
     const float limit = std::min_element(timed.begin(), timed.end(), faster)->milliseconds * kHopeful;
     std::erase_if(timed, [&](const Timed& t) { return t.milliseconds > limit; });
     for (Timed& t : timed) t.milliseconds = std::min(t.milliseconds, time(*t.choice));
@@ -261,7 +264,8 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   std::vector<Choice> all;
   for (const GemmPlan& plan : own) all.push_back({.own = plan});
   if (bias == nullptr) {
-    const std::vector<Choice> library = candidates(call, problem, measures ? kCandidates : 1);
+    const int tried = weight.bytes() >= kHeadBytes ? kCandidatesOfHead : kCandidates;
+    const std::vector<Choice> library = candidates(call, problem, measures ? tried : 1);
     all.insert(all.begin(), library.begin(), library.end());
   }
   if (!measures) {

@@ -234,9 +234,14 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
     for (int r = 0; r < a.split; ++r) {
 #pragma unroll
       for (int way = 0; way < S::kWays; ++way) {
-        const uint32_t at = shared_address(partial + (way * kGroupRows + row) * S::kPitch + column);
-        const uint32_t there = a.split > 1 ? cluster_address(at, r) : at;
-        const float4 low = load_cluster(there), high = load_cluster(there + 16);
+        const float* at = partial + (way * kGroupRows + row) * S::kPitch + column;
+        float4 low, high;
+        if (r == rank) {
+          low = reinterpret_cast<const float4*>(at)[0], high = reinterpret_cast<const float4*>(at)[1];
+        } else {
+          const uint32_t there = cluster_address(shared_address(at), r);
+          low = load_cluster(there), high = load_cluster(there + 16);
+        }
         v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w, v[4] += high.x, v[5] += high.y, v[6] += high.z,
             v[7] += high.w;
       }
