@@ -168,8 +168,8 @@ TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
                   {24, 384, 512, 1152, 0, false, true}});
 }
 
-// Large enough for layers that do the norms between them.
-TEST_P(DenseChainTest, OfLayersThatBringInTheNormsIsTheOps) {
+// Large enough for the GEMMs of few rows that a GPU has.
+TEST_P(DenseChainTest, OfLargerLayersIsTheOps) {
   if (device.backend().info().name != "cuda") GTEST_SKIP() << "a CPU has none";
   expect_the_ops({{40, 1024, 1024, 7680, 1536}, {27, 1024, 1024, 7680, 0, false, true}});
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/check.h"
 
@@ -128,6 +129,14 @@ CudaQueue::~CudaQueue() {
 
 void CudaQueue::synchronize() {
   check(cudaStreamSynchronize(stream_), "work on the device");
+#ifdef ZIPAGE_DEBUG_CHECKS
+  std::vector<int32_t> counters(kNumCounters);
+  check(
+      cudaMemcpy(counters.data(), memory_ + scratch_bytes_, counters.size() * sizeof(int32_t), cudaMemcpyDeviceToHost),
+      "reading the counters");
+  const auto used = std::ranges::find_if(counters, [](int32_t count) { return count != 0; });
+  ZIPAGE_CHECK(used == counters.end(), "an op left counter {} at {}", used - counters.begin(), *used);
+#endif
 }
 
 CudaBackend::CudaBackend(int device) : device_(device) {

@@ -83,7 +83,6 @@ class CudaBackend final : public Backend {
 
  private:
   Launch launch(Queue& queue) const;
-  bool norms_within(const Launch&, Queue&, const DenseChainParams&);
   bool gated(const Launch&, const Matrix& x, const DenseChainParams::Layer&, const Matrix& out);
 
   int device_ = 0;

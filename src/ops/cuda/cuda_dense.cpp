@@ -1,5 +1,4 @@
-// Everything between two attentions: one kernel for the fewest rows, layers that do the norms between them for some
-// more, op by op for the rest.
+// Everything between two attentions: one kernel for the fewest rows, op by op for more.
 #include "base/check.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_gated.h"
@@ -8,44 +7,11 @@
 namespace zipage::cuda {
 namespace {
 
-// With more, the library's GEMMs and norms of their own are faster: 118 us a layer of Qwen3-8B at 80 rows against 125.
-constexpr int kMaxRowsOfNorms = 64;
-
 const CudaLinear& cuda_linear(const DenseChainParams::Layer& layer) {
   return static_cast<const CudaLinear&>(*layer.weight);
 }
 
 }  // namespace
-
-// False where a layer is not served.
-bool CudaBackend::norms_within(const Launch& where, Queue& queue, const DenseChainParams& p) {
-  const bool last = p.next_qkv.weight == nullptr;
-  if (p.x.rows > kMaxRowsOfNorms || p.gate_up.bias != nullptr || !serves_gemm_hopper_gated(where, p.hidden, p.ffn))
-    return false;
-  const auto output = gemm_.own_plan(where, p.x, cuda_linear(p.output), p.hidden, true);
-  const auto down = last ? std::nullopt : gemm_.own_plan(where, p.ffn, cuda_linear(p.down), p.hidden, true);
-  const auto next = last ? std::nullopt : gemm_.own_plan(where, p.hidden, cuda_linear(p.next_qkv), p.qkv, false);
-  if (!output || (!last && (!down || !next))) return false;
-
-  auto* squares = reinterpret_cast<float*>(where.scratch + kGemmWorkspaceBytes);
-  const auto layer = [&](const Matrix& x, const DenseChainParams::Layer& weights, const GemmPlan& plan,
-                         const float* norm) {
-    gemm_hopper(where, plan, x, cuda_linear(weights).data(), weights.bias, p.hidden, {},
-                {.residual = p.residual, .weight = norm, .squares = squares});
-    return NormInFront{.squares = squares, .parts = gemm_hopper_parts(plan, p.hidden.cols), .eps = p.eps};
-  };
-  const NormInFront norm = layer(p.x, p.output, *output, p.norm);
-  gemm_hopper_gated(where, p.hidden, cuda_linear(p.gate_up).data(), p.ffn, norm);
-  done("dense_chain");
-  if (last) {
-    linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
-    return true;
-  }
-  const NormInFront next_norm = layer(p.ffn, p.down, *down, p.next_norm);
-  gemm_hopper(where, *next, p.hidden, cuda_linear(p.next_qkv).data(), p.next_qkv.bias, p.qkv, next_norm);
-  done("dense_chain");
-  return true;
-}
 
 // silu(gate) * up of x in one kernel; false where none serves the shapes.
 bool CudaBackend::gated(const Launch& where, const Matrix& x, const DenseChainParams::Layer& layer, const Matrix& out) {
@@ -88,7 +54,7 @@ void CudaBackend::dense_chain(Queue& queue, const DenseChainParams& p) {
     };
     cuda::dense_chain(where, p, {data(p.output), data(p.gate_up), data(p.down), data(p.next_qkv)});
     done("dense_chain");
-  } else if (!norms_within(where, queue, p)) {
+  } else {
     linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
     rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});
     if (!gated(where, p.hidden, p.gate_up, p.ffn)) {

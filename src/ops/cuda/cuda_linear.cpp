@@ -280,29 +280,4 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   check_blas(multiply(call, fastest, problem), "linear");
 }
 
-std::optional<GemmPlan> Gemm::own_plan(const Launch& launch, const Matrix& x, const CudaLinear& weight,
-                                       const Matrix& out, bool norm_behind) {
-  const int64_t in = weight.in_features(), features = weight.out_features();
-  const Key key{.rows = row_class(x.rows),
-                .in = in,
-                .out = features,
-                .x_stride = x.stride,
-                .out_stride = out.stride,
-                .fp32_out = out.dtype == DType::kF32,
-                .bias = false,
-                .own = true,
-                .norm_behind = norm_behind};
-  if (const std::optional<Choice> choice = known(key)) return choice->own;
-  std::vector<Choice> all;
-  for (const GemmPlan& plan : gemm_hopper_plans(launch, x.rows, in, features, x.stride, out.stride)) {
-    if (!norm_behind || serves_norm_behind(plan)) all.push_back({.own = plan});
-  }
-  if (all.empty()) return std::nullopt;
-  if (!can_measure(launch)) return all.front().own;
-  const Call call{launch, x, weight, nullptr, out};
-  const Problem problem(call);
-  const std::lock_guard lock(mutex_);
-  return chosen_.insert_or_assign(key, measure(call, problem, all)).first->second.own;
-}
-
 }  // namespace zipage::cuda
