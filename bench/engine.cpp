@@ -2,6 +2,8 @@
 //
 //   bench_engine [--KNOB VALUE]... [--output-json FILE] WORK...
 //
+// Status 1: a request ended with an error, and the figures are worth nothing.
+//
 // WORK is one of
 //   PROMPTxOUTPUTxREQUESTS            all at once, until the last one ends
 //   steady:PROMPTxOUTPUTxREQUESTSxS   so many run at any time, for S seconds: the first ones start at ages spread
@@ -70,6 +72,7 @@ class Bench {
   json run(const Work& work) {
     before_ = engine_.stats();
     steps_.clear();
+    failed_ = 0;
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < work.requests; ++i) submit(work, work.steady ? age(work, i) : 0);
     Clock::time_point measured = begin;
@@ -118,7 +121,9 @@ class Bench {
     request.sink = [this](RequestOutput&& output) {
       if (!output.finished()) return;
       --live_;
-      if (!output.error.ok()) fmt::print(stderr, "bench_engine: {}\n", output.error.message());
+      if (output.error.ok()) return;
+      ++failed_;
+      fmt::print(stderr, "bench_engine: {}\n", output.error.message());
     };
     const Result<std::string> id = engine_.submit(std::move(request));
     if (!id.ok()) {
@@ -189,7 +194,8 @@ class Bench {
             {"preemptions", after.preemptions - before_.preemptions},
             {"swaps", after.swaps_out - before_.swaps_out},
             {"peak_kv_blocks", after.peak_blocks_live},
-            {"running_at_end", after.num_running}};
+            {"running_at_end", after.num_running},
+            {"failed_requests", failed_}};
   }
 
   Engine& engine_;
@@ -198,6 +204,7 @@ class Bench {
   std::vector<Step> steps_;
   std::vector<std::string> ids_;
   int live_ = 0;
+  int failed_ = 0;  // requests of the work that ended with an error
 };
 
 int run(int argc, char** argv) {
@@ -229,6 +236,7 @@ int run(int argc, char** argv) {
   Bench bench(**engine);
   bench.run({.name = "warm-up", .prompt = 64, .output = 4, .requests = 1});
   json results = json::array();
+  bool complete = true;
   fmt::print("{:<28} {:>8} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9} {:>8} {:>8} {:>6}\n", "work", "seconds", "output/s",
              "decode/s", "prefill/s", "step p50", "step p99", "device", "idle us", "idle p99", "TB/s");
   for (const Work& work : works) {
@@ -240,11 +248,12 @@ int run(int argc, char** argv) {
                number("decode_step_ms_p99"), number("device_step_ms_p50"), number("idle_us_p50"), number("idle_us_p99"),
                number("decode_terabytes_per_second"));
     std::fflush(stdout);
+    complete &= r["failed_requests"] == 0;
   }
   if (!output_path.empty()) {
     std::ofstream(output_path) << json{{"start_seconds", start_seconds}, {"results", results}}.dump(1) << '\n';
   }
-  return 0;
+  return complete ? 0 : 1;
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ ROWS = {
                              "320"], "steady:128x16384x320x15", "output_tokens_per_second", 2935, 9500),
     "steady-full": (WHOLE + ["--kv-budget", "0", "--max-num-seqs", "80"], "steady:128x16384x80x10",
                     "output_tokens_per_second", 2935, None),
-    "uncompressed-320": (WHOLE + ["--kv-budget", "0", "--max-num-seqs", "320"], "2112x128x320",
-                                "full_batch_tokens_per_second", None, None),
+    "uncompressed-320": (WHOLE + ["--kv-budget", "0", "--max-num-seqs", "320", "--max-num-batched-tokens", "8192"],
+                         "2112x128x320", "full_batch_tokens_per_second", None, None),
 }
 
 
