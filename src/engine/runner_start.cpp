@@ -33,20 +33,9 @@ void Runner::reserve(bool made_up_kv) {
   decoder_ = std::make_unique<Decoder>(device, model_, weights_, plan_.max_tokens_per_step, plan_.max_logit_rows,
                                        plan_.max_model_len, *queue_);
   const KvGeometry& kv = plan_.kv;
-  KvScales scales;
   if (kv.dtype == DType::kF8E4M3) {
-    scales = calibrate_kv_scales(device, *queue_, *decoder_, kv, model_.vocab_size,
-                                 std::min(plan_.max_tokens_per_step, plan_.max_model_len));
-  }
-  const size_t slots = static_cast<size_t>(kv.num_layers) * kv.num_blocks * kv.num_kv_heads * kv.block_size;
-  kv_data_ = device.allocate(device.kv_bytes_per_block(kv) * kv.num_layers * kv.num_blocks, "KV blocks");
-  kv_scores_ = device.allocate(slots * sizeof(float), "scores");
-  kv_positions_ = device.allocate(slots * sizeof(int32_t), "positions");
-  kv_ = {.geometry = kv,
-         .data = kv_data_->data(),
-         .scores = kv_scores_->as<float>(),
-         .positions = kv_positions_->as<int32_t>()};
-  if (kv.dtype == DType::kF8E4M3) {
+    const KvScales scales = calibrate_kv_scales(device, *queue_, *decoder_, kv, model_.vocab_size,
+                                                std::min(plan_.max_tokens_per_step, plan_.max_model_len));
     const size_t heads = scales.k.size();
     const auto staging = device.allocate(2 * heads * sizeof(float), "staging", MemoryKind::kPinnedHost);
     std::ranges::copy(scales.k, staging->as<float>());
@@ -57,6 +46,14 @@ void Runner::reserve(bool made_up_kv) {
     kv_.k_scale = kv_scales_->as<float>();
     kv_.v_scale = kv_.k_scale + heads;
   }
+  const size_t slots = static_cast<size_t>(kv.num_layers) * kv.num_blocks * kv.num_kv_heads * kv.block_size;
+  kv_data_ = device.allocate(device.kv_bytes_per_block(kv) * kv.num_layers * kv.num_blocks, "KV blocks");
+  kv_scores_ = device.allocate(slots * sizeof(float), "scores");
+  kv_positions_ = device.allocate(slots * sizeof(int32_t), "positions");
+  kv_.geometry = kv;
+  kv_.data = kv_data_->data();
+  kv_.scores = kv_scores_->as<float>();
+  kv_.positions = kv_positions_->as<int32_t>();
   // Made-up weights over made-up KV: a benchmark may start in the middle, and zeros would flatter the device.
   if (made_up_kv && !info.host_accessible) {
     device.noise(*queue_, kv_data_->data(), kv.dtype, slots * 2 * static_cast<size_t>(kv.head_dim), 1.0F, 0);

@@ -32,7 +32,7 @@ SwapSpace::SwapSpace(Backend& backend, Queue& batches, const KvPool& kv, const Q
   staging_ = backend.allocate(block_bytes_ * static_cast<size_t>(shape.staging_blocks), "staging of swapped KV");
   staging_ids_.resize(static_cast<size_t>(shape.staging_blocks));
   std::iota(staging_ids_.begin(), staging_ids_.end(), 0);
-  transfers_ = backend.make_queue(QueuePriority::kNormal);
+  transfers_ = backend.make_copy_queue();
 }
 
 SwapSpace::~SwapSpace() {

@@ -344,6 +344,8 @@ class Backend {
   virtual std::unique_ptr<Buffer> allocate(size_t bytes, std::string_view name,
                                            MemoryKind kind = MemoryKind::kDevice) = 0;
   virtual std::unique_ptr<Queue> make_queue(QueuePriority priority) = 0;
+  // For copies alone: it has no memory for ops to work in.
+  virtual std::unique_ptr<Queue> make_copy_queue() = 0;
   virtual std::unique_ptr<Event> record(Queue& queue) = 0;
   virtual void wait(Queue& queue, const Event& event) = 0;  // later work of the queue waits for the event
   // Asynchronous copies; host memory must be pinned (MemoryKind::kPinnedHost) and stay untouched until the work is

@@ -12,7 +12,10 @@ double measure_read_bandwidth(std::string_view device, const CpuOptions& cpu) {
   constexpr int kTries = 5;
 #ifdef ZIPAGE_CUDA
   try {
-    if (device != "cpu" && make_backend(device, cpu)->info().name == "cuda") return cuda_read_bytes_per_second();
+    if (device != "cpu") {
+      const std::unique_ptr<Backend> backend = make_backend(device, cpu);
+      if (backend->info().name == "cuda") return cuda_read_bytes_per_second(*backend);
+    }
   } catch (const DeviceError&) {
     return 0;  // whoever starts an engine on it hears why
   }

@@ -60,6 +60,10 @@ std::unique_ptr<Queue> CpuBackend::make_queue(QueuePriority priority) {
   return std::make_unique<CpuQueue>(priority == QueuePriority::kNormal ? &pool_ : nullptr);
 }
 
+std::unique_ptr<Queue> CpuBackend::make_copy_queue() {
+  return std::make_unique<CpuQueue>(nullptr);
+}
+
 std::unique_ptr<Event> CpuBackend::record(Queue&) {
   return std::make_unique<DoneEvent>();
 }

@@ -40,6 +40,7 @@ class CpuBackend final : public Backend {
   BackendInfo info() const override;
   std::unique_ptr<Buffer> allocate(size_t bytes, std::string_view name, MemoryKind kind) override;
   std::unique_ptr<Queue> make_queue(QueuePriority priority) override;
+  std::unique_ptr<Queue> make_copy_queue() override;
   std::unique_ptr<Event> record(Queue& queue) override;
   void wait(Queue& queue, const Event& event) override;
   void upload(Queue& queue, void* device, const void* host, size_t bytes) override;

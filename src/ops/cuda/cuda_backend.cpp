@@ -180,6 +180,11 @@ std::unique_ptr<Queue> CudaBackend::make_queue(QueuePriority priority) {
   return std::make_unique<CudaQueue>(priority, kScratchBytes);
 }
 
+std::unique_ptr<Queue> CudaBackend::make_copy_queue() {
+  check(cudaSetDevice(device_), "choosing the device");
+  return std::make_unique<CudaQueue>(QueuePriority::kNormal, 0);
+}
+
 std::unique_ptr<Event> CudaBackend::record(Queue& queue) {
   return std::make_unique<CudaEvent>(static_cast<CudaQueue&>(queue).stream());
 }

@@ -216,6 +216,16 @@ void launch_groups(const Launch& launch, const Args& a, const Matrix& x, const v
   }
 }
 
+Args make_args(const Matrix& x, const Matrix& out, int split) {
+  return {.out = out.data,
+          .out_stride = out.stride,
+          .rows = static_cast<int>(x.rows),
+          .columns = static_cast<int>(out.cols),
+          .steps = static_cast<int>(ceil_div(x.cols, int64_t{kDepth})),
+          .split = split,
+          .fp32_out = out.dtype == DType::kF32};
+}
+
 }  // namespace
 
 std::vector<GemmPlan> gemm_hopper_plans(const Launch& launch, int64_t rows, int64_t in, int64_t out, int64_t x_stride,
@@ -240,14 +250,8 @@ std::vector<GemmPlan> gemm_hopper_plans(const Launch& launch, int64_t rows, int6
 
 void gemm_hopper(const Launch& launch, const GemmPlan& plan, const Matrix& x, const void* weight, const float* bias,
                  const Matrix& out) {
-  const Args a{.out = out.data,
-               .out_stride = out.stride,
-               .bias = bias,
-               .rows = static_cast<int>(x.rows),
-               .columns = static_cast<int>(out.cols),
-               .steps = static_cast<int>(ceil_div(x.cols, int64_t{kDepth})),
-               .split = plan.split,
-               .fp32_out = out.dtype == DType::kF32};
+  Args a = make_args(x, out, plan.split);
+  a.bias = bias;
   switch (plan.columns) {
     case 32:
       return launch_groups<32>(launch, a, x, weight);
@@ -270,15 +274,8 @@ bool serves_gemm_hopper_gated(const Launch& launch, const Matrix& x, const Matri
 }
 
 void gemm_hopper_gated(const Launch& launch, const Matrix& x, const void* weight, const Matrix& out) {
-  const Args a{.out = out.data,
-               .out_stride = out.stride,
-               .bias = nullptr,
-               .rows = static_cast<int>(x.rows),
-               .columns = static_cast<int>(out.cols),
-               .steps = static_cast<int>(ceil_div(x.cols, int64_t{kDepth})),
-               .split = 1,
-               .fp32_out = false,
-               .second_half = static_cast<int>(out.cols)};
+  Args a = make_args(x, out, 1);
+  a.second_half = static_cast<int>(out.cols);
   launch_groups<kGatedColumns, true>(launch, a, x, weight);
 }
 

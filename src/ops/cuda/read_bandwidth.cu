@@ -33,9 +33,8 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const uint4* data, size_
 }  // namespace
 }  // namespace cuda
 
-double cuda_read_bytes_per_second() {
+double cuda_read_bytes_per_second(Backend& backend) {
   using namespace cuda;
-  CudaBackend backend(0);
   const size_t bytes = std::min(kMostBytes, backend.info().free_memory_bytes / 2);
   if (bytes < kLeastBytes) return 0;
   const auto memory = backend.allocate(bytes, "read bandwidth", MemoryKind::kDevice);
