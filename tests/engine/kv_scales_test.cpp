@@ -72,5 +72,35 @@ TEST(KvScales, OfAModelHoldForOtherTokens) {
   }
 }
 
+// An engine with fp8 KV stores under scales of its own model.
+TEST(KvScales, OfAnEngineAreMeasured) {
+  EngineConfig config;
+  config.model = std::string(ZIPAGE_SOURCE_DIR) + "/models/reasoner/model";
+  config.device = "cuda";
+  config.kv_cache_dtype = "fp8_e4m3";
+  config.num_gpu_blocks_override = 16;
+  config.max_model_len = 512;
+  config.compression.kv_budget = 0;
+  config.enforce_eager = true;
+  try {
+    make_backend("cuda", {});
+  } catch (const DeviceError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  auto engine = Engine::create(config);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  auto& runner = static_cast<Runner&>(static_cast<EngineImpl&>(**engine).runner());
+  const KvGeometry& g = runner.kv().geometry;
+  const size_t heads = static_cast<size_t>(g.num_layers) * static_cast<size_t>(g.num_kv_heads);
+  const auto scales = runner.backend().allocate(2 * heads * sizeof(float), "scales", MemoryKind::kPinnedHost);
+  runner.backend().download(runner.queue(), scales->data(), runner.kv().k_scale, heads * sizeof(float));
+  runner.backend().download(runner.queue(), scales->data() + heads * sizeof(float), runner.kv().v_scale,
+                            heads * sizeof(float));
+  runner.queue().synchronize();
+  const std::set<float> different(scales->as<float>(), scales->as<float>() + 2 * heads);
+  EXPECT_GT(different.size(), 1U);
+  for (const float scale : different) EXPECT_EQ(std::exp2(std::round(std::log2(scale))), scale);
+}
+
 }  // namespace
 }  // namespace zipage
