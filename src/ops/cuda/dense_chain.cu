@@ -36,6 +36,9 @@ constexpr int kHiddenBoxes = kSlotBytes / (kHidden * kRowBytes), kQkvBoxes = kSl
 constexpr int kMaxSlots = 18;
 constexpr int kXSlots = 24;  // of one box each; two slots of weights a warpgroup are in use at a time
 static_assert(kXSlots >= 4 * kHiddenBoxes && std::max(kXSlots, kMaxSlots) <= kWarpSize);
+// Where the warpgroups take turns, each has slots of its own: one that is ahead would take the end of the phase before
+// the other's for the end of its own, since a barrier tells phases apart by their parity alone.
+static_assert(kXSlots % (2 * kHiddenBoxes) == 0 && kXSlots % (2 * kQkvBoxes) == 0);
 constexpr int kExchangeBytes = 2 * (kQkv / 16) * kGroupThreads * 16;
 constexpr int kScaleThreads = 2 * kWarpSize;
 
@@ -53,7 +56,8 @@ struct Args {
   int64_t residual_stride, hidden_stride, ffn_stride, qkv_stride;
   float* squares;     // [rows, 2 * tiles[kOutput]] shares of a row's sum of squares
   int32_t* counters;  // [kGemms] zero: arrivals before each GEMM but the first; blocks that are done
-  int num_slots, x_bytes;
+  int num_slots;      // even
+  int x_bytes;
 };
 
 struct Maps {
@@ -535,7 +539,7 @@ void dense_chain(const Launch& launch, const DenseChainParams& p, const void* co
   a.counters = launch.counters;
   a.x_bytes = box_rows * kRowBytes;
   const int fixed = 1024 + kXSlots * a.x_bytes + kExchangeBytes;
-  a.num_slots = std::min(kMaxSlots, (launch.max_shared_bytes - fixed) / kSlotBytes);
+  a.num_slots = std::min(kMaxSlots, (launch.max_shared_bytes - fixed) / kSlotBytes) / 2 * 2;
   const int bytes = fixed + a.num_slots * kSlotBytes;
 
   check(cudaFuncSetAttribute(dense_chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "dense_chain");

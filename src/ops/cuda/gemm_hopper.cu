@@ -23,7 +23,6 @@ constexpr int kDepth = 64;          // of K a stage holds: 128 bytes a row
 constexpr int kGatedColumns = 192;  // of gate and up together
 constexpr int kMaxStages = 40;
 constexpr int kRowBytes = kDepth * 2;
-constexpr int kSharedBytes = 216 * 1024;
 
 template <int kColumns, int kGroups>
 struct Shape {
@@ -38,12 +37,14 @@ struct Args {
   int64_t out_stride;
   const float* bias;                // or null
   int rows, columns, steps, split;  // steps of kDepth in K; blocks of a cluster
-  int num_stages, x_bytes;          // of a stage, for the rows that there are; the weights follow
+  int num_stages;                   // a multiple of kWays
+  int x_bytes;                      // of a stage, for the rows that there are; the weights follow
   bool fp32_out;
   int second_half;  // gated: row of the weights where up begins
 };
 
-// Walks the stages, `by` at a time.
+// Walks the stages, `by` at a time. Warpgroups that take turns never meet in a stage: one that is ahead would take the
+// end of the phase before the other's for the end of its own, since a barrier tells phases apart by their parity alone.
 struct Turn {
   int stage, phase;
   __device__ void advance(int by, int num_stages) {
@@ -194,10 +195,11 @@ void launch_gemm(const Launch& launch, Args a, const Matrix& x, const void* weig
   const int box_rows = ceil_div(a.rows, 8) * 8;
   a.x_bytes = box_rows * kRowBytes;
   const int stage_bytes = a.x_bytes + kColumns * kRowBytes;
-  // The last stage's operand may reach a whole warpgroup's rows past its begin.
-  constexpr int kBehind = kGroupRows * kRowBytes;
-  a.num_stages = std::min(kMaxStages, (kSharedBytes - kBehind - 1024) / stage_bytes);
-  const int bytes = std::max(a.num_stages * stage_bytes + kBehind, S::kPartialBytes) + 1024;
+  // The last stage's operand reaches over the rows that there could be.
+  const int behind = std::max(kGroups * kGroupRows * kRowBytes - stage_bytes, 0);
+  const int stages = std::min(kMaxStages, (launch.max_shared_bytes - behind - 1024) / stage_bytes);
+  a.num_stages = stages / S::kWays * S::kWays;
+  const int bytes = std::max(a.num_stages * stage_bytes + behind, S::kPartialBytes) + 1024;
   const CUtensorMap x_map = make_tensor_map(x.data, x.rows, x.cols, x.stride, box_rows);
   const CUtensorMap weight_map = make_tensor_map(weight, kGated ? 2 * a.columns : a.columns, x.cols, x.cols, kOut);
   check(
