@@ -13,11 +13,17 @@ void Backend::append_and_attend(Queue& queue, const QkvRopeAppendParams& append,
   attention(queue, attend);
 }
 
+void Backend::gated_linear(Queue& queue, const GatedLinearParams& p) {
+  linear(queue, {.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.gate_up});
+  silu_mul(queue, {.gate_up = p.gate_up, .out = p.out});
+}
+
 void Backend::dense_chain(Queue& queue, const DenseChainParams& p) {
   linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
   rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});
-  linear(queue, {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .out = p.gate_up_out});
-  silu_mul(queue, {.gate_up = p.gate_up_out, .out = p.ffn});
+  gated_linear(
+      queue,
+      {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .gate_up = p.gate_up_out, .out = p.ffn});
   linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
   if (p.next_qkv.weight == nullptr) return;
   rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.next_norm, .eps = p.eps, .out = p.hidden});

@@ -169,6 +169,15 @@ struct SiluMulParams {
   Matrix out;      // act [rows, intermediate]
 };
 
+// silu(gate) * up of what a linear layer gives, the gate's features first.
+struct GatedLinearParams {
+  Matrix x;  // act [rows, weight's in]
+  const Linear* weight = nullptr;
+  const float* bias = nullptr;  // [2 * out.cols] or null
+  Matrix gate_up;               // act [rows, 2 * out.cols]: workspace
+  Matrix out;                   // act
+};
+
 // Everything between a layer's attention and the next one's QKV, in order:
 //   residual += output(x);  ffn = silu(gate) * up of gate_up(norm(residual));  down(ffn) is the branch;
 //   residual += branch;  qkv = next_qkv(next_norm(residual))
@@ -382,6 +391,7 @@ class Backend {
   virtual void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&);
   virtual void silu_mul(Queue&, const SiluMulParams&) = 0;
   // The ops above, one after another, unless a backend knows better.
+  virtual void gated_linear(Queue&, const GatedLinearParams&);
   virtual void dense_chain(Queue&, const DenseChainParams&);
   virtual void gather_rows(Queue&, const GatherRowsParams&) = 0;
   virtual void sample(Queue&, const SampleParams&) = 0;

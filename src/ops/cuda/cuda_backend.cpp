@@ -15,7 +15,7 @@ namespace {
 // For GEMMs and the split of decode attention; the compression's stages bring their own.
 constexpr size_t kScratchBytes = kGemmWorkspaceBytes + (size_t{32} << 20);
 // One block's static shared memory comes on top of what a launcher asks for.
-constexpr int kStaticSharedBytes = 1024;
+constexpr int kStaticSharedBytes = 1280;
 
 class CudaEvent final : public Event {
  public:

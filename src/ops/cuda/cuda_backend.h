@@ -65,6 +65,7 @@ class CudaBackend final : public Backend {
   void attention(Queue&, const AttentionParams&) override;
   void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&) override;
   void silu_mul(Queue&, const SiluMulParams&) override;
+  void gated_linear(Queue&, const GatedLinearParams&) override;
   void dense_chain(Queue&, const DenseChainParams&) override;
   void gather_rows(Queue&, const GatherRowsParams&) override;
   void sample(Queue&, const SampleParams&) override;
@@ -84,7 +85,7 @@ class CudaBackend final : public Backend {
 
  private:
   Launch launch(Queue& queue) const;
-  bool gated(const Launch&, const Matrix& x, const DenseChainParams::Layer&, const Matrix& out);
+  bool norms_within(const Launch&, Queue&, const DenseChainParams&);
 
   int device_ = 0;
   cudaDeviceProp properties_{};

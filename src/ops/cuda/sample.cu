@@ -1,4 +1,5 @@
-// The whole sampler on the device: one block a row, nothing is sorted.
+// The whole sampler on the device: one block a row, nothing is sorted. Of few rows a greedy one is shared by several
+// blocks, of which the last to end brings their best together.
 //
 // The filters come down to a least value, as on the CPU. Pass A finds the largest value and the largest of every
 // thread. The k-th largest of the threads' own is no more than the k-th of all; for top_p alone, pass B sums the
@@ -22,6 +23,7 @@ constexpr int kAhead = 4;   // vectors on their way
 constexpr int kBins = 1024;
 constexpr float kBinsPerUnit = 32.0F;  // bins cover relative values down to -32
 constexpr int kListTopK = 512;         // top_k up to here gets a list by pass A
+constexpr int kMaxParts = 10;          // blocks of a greedy row: each then reads 150,000 logits in one go
 constexpr float kGreedyTemperature = 1e-5F;
 constexpr float kWeightless = -30.0F;           // e^x of a relative value x below this rounds to no weight
 constexpr float kWeightOne = 1099511627776.0F;  // 2^40: sums of weights are exact integers, so their order is no matter
@@ -29,7 +31,10 @@ constexpr float kWeightOne = 1099511627776.0F;  // 2^40: sums of weights are exa
 struct Args {
   SampleParams p;
   int list_capacity;
-  int bitmap_words;  // of each of two bit maps
+  int bitmap_words;           // of each of two bit maps
+  int parts;                  // blocks of a greedy row
+  unsigned long long* bests;  // [rows, parts]
+  int32_t* ended;             // [rows] zeros
 };
 
 struct Shared {
@@ -60,6 +65,7 @@ struct Row {
   const uint32_t* allowed;         // or null
   uint32_t *in_history, *in_bias;  // bit maps, or null when the row has no list
   int row, history_begin, history_end, bias_begin, bias_end;
+  int part = 0, parts = 1;  // that for_each() visits, of all
   float repetition, presence, frequency;
 
   __device__ float raw(int id) const {
@@ -109,7 +115,8 @@ struct Row {
   __device__ void for_each(float& reach, F&& f) const {
     const bool aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
     const int vectors = aligned ? p.vocab / kVector : 0;
-    for (int first = threadIdx.x; first < vectors; first += kAhead * kThreads) {
+    for (int first = part * kAhead * kThreads + static_cast<int>(threadIdx.x); first < vectors;
+         first += parts * kAhead * kThreads) {
       float4 ahead[kAhead];
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
@@ -134,6 +141,7 @@ struct Row {
         }
       }
     }
+    if (part > 0) return;
     for (int id = vectors * kVector + threadIdx.x; id < p.vocab; id += kThreads) {
       if (!marked(in_history, id) && !marked(in_bias, id)) offer(reach, id, raw(id), f);
     }
@@ -155,8 +163,13 @@ struct Row {
   }
 };
 
+struct Best {
+  float value;
+  int id;
+};
+
 // Greatest value, then lowest id; id -1 when every value is -inf.
-__device__ int block_argmax(float value, int id, Shared& shared) {
+__device__ Best block_argmax(float value, int id, Shared& shared) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const auto reduce = [&] {
 #pragma unroll
@@ -172,7 +185,29 @@ __device__ int block_argmax(float value, int id, Shared& shared) {
   __syncthreads();
   value = shared.best_value[lane], id = shared.best_id[lane];
   reduce();
-  return id;
+  return {value, id};
+}
+
+// Called by the blocks of a row; true for the one that ends last, which has the best of all of them.
+__device__ bool best_of_parts(const Args& a, int index, int part, Best& best, Shared& shared) {
+  unsigned long long* bests = a.bests + int64_t{index} * a.parts;
+  if (threadIdx.x == 0) {
+    // Ordered as wanted, 0 for none.
+    bests[part] = best.id < 0
+                      ? 0ULL
+                      : static_cast<unsigned long long>(order_key(best.value)) << 32 | static_cast<uint32_t>(~best.id);
+    __threadfence();
+    shared.list_size = atomicAdd(&a.ended[index], 1);
+  }
+  __syncthreads();
+  if (shared.list_size != a.parts - 1) return false;
+  __threadfence();
+  unsigned long long all = 0;
+  for (int i = 0; i < a.parts; ++i) all = max(all, __ldcg(bests + i));
+  best = {from_order_key(static_cast<uint32_t>(all >> 32)),
+          all == 0 ? -1 : static_cast<int>(~static_cast<uint32_t>(all))};
+  if (threadIdx.x == 0) a.ended[index] = 0;
+  return true;
 }
 
 __device__ unsigned long long block_sum(unsigned long long v, Shared& shared) {
@@ -239,13 +274,17 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   extern __shared__ __align__(16) std::byte dynamic[];
   __shared__ Shared shared;
   const SampleParams& p = a.p;
-  const int index = blockIdx.x;
+  const int index = blockIdx.x / a.parts, part = blockIdx.x % a.parts;
+  const float temperature = p.temperature != nullptr ? p.temperature[index] : 0.0F;
+  const bool greedy = !(temperature > kGreedyTemperature);
+  if (part > 0 && !greedy) return;
   auto* list = reinterpret_cast<float*>(dynamic);
   auto* list_ids = reinterpret_cast<int*>(list + a.list_capacity);
   auto* bitmaps = reinterpret_cast<uint32_t*>(list_ids + a.list_capacity);
 
   Row row{p, static_cast<const float*>(p.logits.data) + index * p.logits.stride};
   row.row = index;
+  if (greedy) row.part = part, row.parts = a.parts;
   const bool masked = p.allowed != nullptr && (p.use_allowed == nullptr || p.use_allowed[index] != 0);
   row.allowed = masked ? p.allowed + int64_t{index} * ((p.vocab + 31) / 32) : nullptr;
   row.history_begin = p.history_start != nullptr ? p.history_start[index] : 0;
@@ -264,9 +303,10 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   row.for_each(own, [&](int id, float x) {
     if (x > own || own_id < 0 || id < own_id) own = x, own_id = id;
   });
-  const int best = block_argmax(own, own_id, shared);
-  const float temperature = p.temperature != nullptr ? p.temperature[index] : 0.0F;
-  if (best < 0 || !(temperature > kGreedyTemperature)) {
+  Best found = block_argmax(own, own_id, shared);
+  if (greedy && a.parts > 1 && !best_of_parts(a, index, part, found, shared)) return;
+  const int best = found.id;
+  if (best < 0 || greedy) {
     if (threadIdx.x == 0) p.out_token[index] = best;
     return;
   }
@@ -371,7 +411,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
       draw_all();
     }
   }
-  token = block_argmax(value, token, shared);
+  token = block_argmax(value, token, shared).id;
   if (threadIdx.x == 0) p.out_token[index] = token;
 }
 
@@ -389,7 +429,11 @@ void sample(const Launch& launch, const SampleParams& p) {
   a.list_capacity = std::min(4096, room / 8) / 4 * 4;
   const int bytes = bitmap_bytes + a.list_capacity * 8;
   check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "sample");
-  run(launch, sample_kernel, p.logits.rows, kThreads, bytes, a);
+  const int rows = static_cast<int>(p.logits.rows);
+  a.parts = std::clamp(launch.num_sms / rows, 1, kMaxParts);
+  a.bests = reinterpret_cast<unsigned long long*>(launch.scratch);
+  a.ended = launch.counters;
+  run(launch, sample_kernel, rows * a.parts, kThreads, bytes, a);
 }
 
 }  // namespace zipage::cuda
