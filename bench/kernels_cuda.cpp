@@ -471,7 +471,7 @@ void bench_sample(Bench& bench) {
 // table.
 void bench_compression(Bench& bench) {
   if (!bench.wants("compress")) return;
-  constexpr int kSlots = 2304, kBudget = 2048, kWindow = 16, kBlocks = kSlots / kBlockSize;
+  constexpr int kSlots = 2304, kBudget = 2048, kWindow = 16, kBlocks = kSlots / kBlockSize, kSpan = 8192;
   Pool pool(bench, kLayers, 64, DType::kBF16, kBlockSize, true);
   std::vector<Bf16> rows(size_t{64} * 2 * kKvHeads * kBlockSize * kHeadDim);  // a layer: no two slots of a unit alike
   std::mt19937 generator(5);
@@ -492,13 +492,28 @@ void bench_compression(Bench& bench) {
             "filling");
     }
   };
-  std::vector<int32_t> blocks(64), positions;
+  std::vector<int32_t> blocks(64);
   std::iota(blocks.begin(), blocks.end(), 0);
   std::shuffle(blocks.begin(), blocks.end(), generator);
   const auto table = bench.array(blocks);
+  // What earlier compressions left of kSpan positions, each head its own.
+  const KvGeometry& g = pool.pool.geometry;
+  std::vector<int32_t> positions(pool.positions->bytes() / 4), of_head(kBudget), all(kSpan);
+  std::iota(all.begin(), all.end(), 0);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (int head = 0; head < kKvHeads; ++head) {
+      std::sample(all.begin(), all.end(), of_head.begin(), kBudget, generator);
+      for (int t = 0; t < kBudget; ++t) {
+        const int block = blocks[static_cast<size_t>(t / kBlockSize)];
+        positions[static_cast<size_t>(((layer * g.num_blocks + block) * kKvHeads + head) * kBlockSize +
+                                      t % kBlockSize)] = of_head[static_cast<size_t>(t)];
+      }
+    }
+  }
+  check(cudaMemcpy(pool.positions->data(), positions.data(), positions.size() * 4, cudaMemcpyHostToDevice), "filling");
   const std::vector<float> cosines = [] {
     std::vector<float> out;
-    for (int p = 0; p < 4096; ++p) {
+    for (int p = 0; p < kSpan + kSlots; ++p) {
       for (int j = 0; j < kHeadDim; ++j) out.push_back(j < kHeadDim / 2 ? 1.0F : 0.0F);
     }
     return out;
@@ -508,7 +523,7 @@ void bench_compression(Bench& bench) {
                                  .source_blocks = table->as<int32_t>(),
                                  .num_slots = kSlots,
                                  .num_scored = kBudget,
-                                 .first_position = kBudget,
+                                 .first_position = kSpan,
                                  .prompt_len = 128};
   const auto ring = bench.random(size_t{kLayers} * kWindow * kHeads * kHeadDim * 2, "ring");
   const size_t per_slot = size_t{kLayers} * kKvHeads * kSlots * 4;

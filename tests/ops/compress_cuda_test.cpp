@@ -10,9 +10,69 @@
 namespace zipage::test {
 namespace {
 
+// The 127 numbers that e4m3 has from 0 on.
+std::vector<float> e4m3_numbers() {
+  std::vector<float> numbers;
+  for (int code = 0; code < 127; ++code) {
+    const int exponent = code >> 3, fraction = code & 7;
+    numbers.push_back(exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                    : std::ldexp(static_cast<float>(8 + fraction), exponent - 10));
+  }
+  return numbers;
+}
+
+// The fixture's K and V become numbers that fp8 has under each head's scale, and `pool` gets their codes, as [layer,
+// block, 2, KV head, slot, head_dim].
+class Fp8Numbers {
+ public:
+  explicit Fp8Numbers(CompressFixture& f) {
+    const KvGeometry& g = f.pool().geometry;
+    const int64_t heads = int64_t{g.num_layers} * g.num_kv_heads;
+    for (int64_t i = 0; i < 2 * heads; ++i) scales.push_back(std::ldexp(1.0F, static_cast<int>(i % 3) - 6));
+    std::vector<float> row(static_cast<size_t>(g.head_dim));
+    for (int layer = 0; layer < g.num_layers; ++layer) {
+      const cpu::KvLayerView view(f.pool(), layer);
+      for (int block = 0; block < g.num_blocks; ++block) {
+        for (int part = 0; part < 2; ++part) {
+          for (int head = 0; head < g.num_kv_heads; ++head) {
+            const float scale = scales[static_cast<size_t>(part * heads + layer * g.num_kv_heads + head)];
+            for (int slot = 0; slot < g.block_size; ++slot) {
+              part == 0 ? view.read_key(block, head, slot, row.data()) : view.read_value(block, head, slot, row.data());
+              for (float& x : row) x = rounded(x, scale);
+              part == 0 ? view.write_key(block, head, slot, row.data())
+                        : view.write_value(block, head, slot, row.data());
+            }
+          }
+        }
+      }
+    }
+  }
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;  // of K, then of V
+
+ private:
+  float rounded(float x, float scale) {
+    constexpr uint8_t kNaN = 0x7f, kSign = 0x80;
+    if (std::isnan(x)) {
+      codes.push_back(kNaN);
+      return x;
+    }
+    const float wanted = std::abs(x) / scale;
+    auto at = std::ranges::lower_bound(numbers_, wanted);
+    if (at == numbers_.end() || (at != numbers_.begin() && wanted - at[-1] < *at - wanted)) --at;
+    codes.push_back(static_cast<uint8_t>((at - numbers_.begin()) | (x < 0 ? kSign : 0)));
+    return std::copysign(*at * scale, x);
+  }
+  std::vector<float> numbers_ = e4m3_numbers();
+};
+
 // The fixture's pool, ring and table on the device. K and V lie as [block, 2, kv head, slot, head_dim] there.
 class OnDevice {
  public:
+  OnDevice(Device& device, CompressFixture& f, const Fp8Numbers& fp8) : OnDevice(device, f) {
+    codes_ = std::make_unique<DeviceArray<uint8_t>>(device, fp8.codes);
+    scales_ = std::make_unique<DeviceArray<float>>(device, fp8.scales);
+  }
   OnDevice(Device& device, CompressFixture& f)
       : device_(device),
         f_(f),
@@ -26,10 +86,17 @@ class OnDevice {
                                                                             f.shape().window, f.shape().num_slots))) {}
 
   KvPool pool() const {
-    return {.geometry = f_.pool().geometry,
-            .data = reinterpret_cast<std::byte*>(data_.data()),
-            .scores = scores_.data(),
-            .positions = positions_.data()};
+    KvPool pool{.geometry = f_.pool().geometry,
+                .data = reinterpret_cast<std::byte*>(data_.data()),
+                .scores = scores_.data(),
+                .positions = positions_.data()};
+    if (codes_ != nullptr) {
+      pool.geometry.dtype = DType::kF8E4M3;
+      pool.data = reinterpret_cast<std::byte*>(codes_->data());
+      pool.k_scale = scales_->data();
+      pool.v_scale = scales_->data() + f_.heads();
+    }
+    return pool;
   }
   CompressionSource source() const {
     CompressionSource s = f_.source();
@@ -94,6 +161,8 @@ class OnDevice {
   DeviceArray<int32_t> table_;
   DeviceArray<float> cos_sin_;
   std::unique_ptr<Buffer> scratch_;
+  std::unique_ptr<DeviceArray<uint8_t>> codes_;  // fp8
+  std::unique_ptr<DeviceArray<float>> scales_;
 };
 
 Shape cuda_shape(uint32_t seed) {
@@ -131,15 +200,7 @@ class CompressCuda : public ::testing::Test {
   Queue& queue() { return device->queue(); }
   DeviceArray<float> zeros(const CompressFixture& f) { return device->array(f.per_slot()); }
 
-  std::unique_ptr<Device> device;
-  cpu::CpuBackend cpu_backend{{.num_threads = 2}};
-  std::unique_ptr<Queue> cpu_queue;
-};
-
-TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
-  for (uint32_t seed = 1; seed <= 24; ++seed) {
-    CompressFixture f(cuda_shape(seed));
-    const OnDevice on(*device, f);
+  void expect_window_scores(const CompressFixture& f, const OnDevice& on) {
     WindowScoreParams p{.source = f.source(),
                         .ring = f.ring(),
                         .query_slot = CompressFixture::kQuerySlot,
@@ -156,12 +217,7 @@ TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
     gpu().window_scores(queue(), p);
     EXPECT_TRUE(near(actual.values(), expected, 1e-7F, 1e-4F)) << f.shape().describe();
   }
-}
-
-TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
-  for (uint32_t seed = 1; seed <= 24; ++seed) {
-    CompressFixture f(cuda_shape(seed));
-    const OnDevice on(*device, f);
+  void expect_redundancy(const CompressFixture& f, const OnDevice& on) {
     for (RedundancyScope scope : {RedundancyScope::kExact, RedundancyScope::kMean, RedundancyScope::kLightning}) {
       for (RedundancyKeys keys : {RedundancyKeys::kContent, RedundancyKeys::kRotated}) {
         RedundancyParams p{.source = f.source(),
@@ -182,6 +238,42 @@ TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
             << f.shape().describe() << " scope " << static_cast<int>(scope) << " keys " << static_cast<int>(keys);
       }
     }
+  }
+  void expect_value_norms(const CompressFixture& f, const OnDevice& on) {
+    std::vector<float> scores = f.random_scores();
+    const auto device_scores = device->array(scores);
+    cpu_backend.value_norms(*cpu_queue, {.source = f.source(), .scores = scores.data()});
+    gpu().value_norms(queue(), {.source = on.source(), .scores = device_scores.data()});
+    EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
+  }
+
+  std::unique_ptr<Device> device;
+  cpu::CpuBackend cpu_backend{{.num_threads = 2}};
+  std::unique_ptr<Queue> cpu_queue;
+};
+
+TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    expect_window_scores(f, OnDevice(*device, f));
+  }
+}
+
+TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    expect_redundancy(f, OnDevice(*device, f));
+  }
+}
+
+TEST_F(CompressCuda, Fp8KeysAndValuesCountAsTheNumbersTheyAre) {
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    CompressFixture f(cuda_shape(seed));
+    const Fp8Numbers fp8(f);
+    const OnDevice on(*device, f, fp8);
+    expect_window_scores(f, on);
+    expect_redundancy(f, on);
+    expect_value_norms(f, on);
   }
 }
 

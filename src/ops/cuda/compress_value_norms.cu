@@ -1,15 +1,17 @@
-// Between stages 1 and 2: A[t] *= |v[t]| / mean |v|. One block of threads reads all values of a unit; its scores are
-// weighed by the lengths on the way and by the mean at the end.
+// Between stages 1 and 2: A[t] *= |v[t]| / mean |v|. A cluster of blocks reads a unit's values, each block a share of
+// the slots; its scores are weighed by the lengths on the way and by the mean at the end.
 #include "ops/cuda/compress_source.cuh"
+#include "ops/cuda/hopper.cuh"
 
 namespace zipage::cuda {
 namespace {
 
 // ---- numbers ----
-constexpr int kThreads = 512;
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kVector = 8;    // elements a lane holds of a value
-constexpr int kInFlight = 4;  // values that a lane has asked for at a time
+constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
+constexpr int kCluster = 4;
 
 // ---- kernels ----
 
@@ -32,49 +34,85 @@ __device__ __forceinline__ float squares(uint2 v) {
   return sum;
 }
 
-// kLanes lanes hold one value, of which the first head_dim / 8 have a part.
-template <int kLanes, typename Part>
-__global__ void __launch_bounds__(kThreads) value_norms_kernel(const __grid_constant__ Source source, float* scores) {
+// The same on all blocks of the cluster: the sum of what they bring, in their order.
+__device__ __forceinline__ float cluster_total(float own, int cluster, float* shared) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (cluster > 1) {
+    if (threadIdx.x == 0) *shared = own;
+    cluster_sync();
+    float total = 0;
+    for (int rank = 0; rank < cluster; ++rank)
+      total += load_cluster_float(cluster_address(shared_address(shared), rank));
+    cluster_sync();  // nobody leaves while others read
+    return total;
+  }
+#endif
+  return own;
+}
+
+// Some lanes hold one value, of which the first kParts, head_dim / 8, have a part.
+template <int kParts, typename Part>
+__global__ void __launch_bounds__(kThreads)
+    value_norms_kernel(const __grid_constant__ Source source, float* scores, int cluster) {
   wait_for_previous();
-  __shared__ float partial[kWarpSize];
-  constexpr int kTogether = kWarpSize / kLanes;  // values of a warp
-  const int unit = blockIdx.x, num_slots = source.num_slots, parts = source.geometry.head_dim / kVector;
-  const int part = threadIdx.x % kLanes, mine = threadIdx.x / kLanes;
+  __shared__ float partial[kWarpSize], brought;
+  constexpr int kLanes = kParts <= 8 ? 8 : kParts <= 16 ? 16 : 32;
+  constexpr int kTogether = kWarpSize / kLanes;  // values that a warp asks for at once
+  constexpr int kLoads = kSegment / kTogether;   // of a lane, for a segment
+  static_assert(kLoads == kLanes / 2);
+  const int unit = static_cast<int>(blockIdx.x) / cluster, rank = static_cast<int>(blockIdx.x) % cluster;
+  const int num_slots = source.num_slots;
+  const int lane = threadIdx.x % kWarpSize, part = lane % kLanes, sub = lane / kLanes;
   float* a = scores + int64_t{unit} * num_slots;
+  const int segments = ceil_div(num_slots, kSegment);
+  const int first = rank * kWarps + static_cast<int>(threadIdx.x) / kWarpSize, step = cluster * kWarps;
   float total = 0;
-  for (int base = 0; base < num_slots; base += kWarps * kTogether * kInFlight) {
-    Part raw[kInFlight];
+  for (int segment = first; segment < segments; segment += step) {
+    const int begin = segment * kSegment;
+    const auto* row =
+        reinterpret_cast<const Part*>(source.key_row(unit, begin) + source.kv.value_offset) + sub * kParts + part;
+    Part raw[kLoads];
+    const int slots = num_slots - begin;
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      const int t = base + j * kWarps * kTogether + mine;
-      raw[j] = t < num_slots && part < parts
-                   ? reinterpret_cast<const Part*>(source.key_row(unit, t) + source.kv.value_offset)[part]
-                   : Part{};
+    for (int i = 0; i < kLoads; ++i) {
+      raw[i] = Part{};
+      if (part < kParts && (slots >= kSegment || i * kTogether + sub < slots)) raw[i] = row[i * kTogether * kParts];
     }
+    float sum[kLoads];
 #pragma unroll
-    for (int j = 0; j < kInFlight; ++j) {
-      const int t = base + j * kWarps * kTogether + mine;
-      float sum = squares(raw[j]);
+    for (int i = 0; i < kLoads; ++i) sum[i] = squares(raw[i]);
+      // Over the lanes of a value, for all of them at once: every exchange leaves each half of the lanes with half of
+      // the values.
 #pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset >>= 1) sum += __shfl_xor_sync(kFullMask, sum, offset);
-      if (part != 0 || t >= num_slots) continue;
-      const float norm = sqrtf(sum);
+    for (int count = kLoads / 2, offset = kLanes / 2; count > 0; count /= 2, offset /= 2) {
+      const bool upper = (part & offset) != 0;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float give = upper ? sum[i] : sum[i + count];
+        sum[i] = (upper ? sum[i + count] : sum[i]) + __shfl_xor_sync(kFullMask, give, offset);
+      }
+    }
+    const float norm = sqrtf(sum[0] + __shfl_xor_sync(kFullMask, sum[0], 1));
+    const int t = begin + part / 2 * kTogether + sub;
+    if (part % 2 == 0 && t < num_slots) {
       a[t] *= norm;
       total += norm;
     }
   }
-  total = block_reduce<Sum>(total, partial);  // and all of `a` is written
-  const float scale = total > 0 ? num_slots / total : 0.0F;
-  for (int t = threadIdx.x; t < num_slots; t += kThreads) a[t] *= scale;
+  total = cluster_total(block_reduce<Sum>(total, partial), cluster, &brought);
+  const float scale = total > 0 ? static_cast<float>(num_slots) / total : 0.0F;
+  for (int segment = first; segment < segments; segment += step) {
+    const int t = segment * kSegment + lane;
+    if (lane < kSegment && t < num_slots) a[t] *= scale;
+  }
 }
 
-template <int kLanes>
+template <int kHeadDim>
 void start(const Launch& launch, const Source& source, float* scores) {
-  if (source.kv.is_fp8) {
-    run(launch, value_norms_kernel<kLanes, uint2>, source.num_units(), kThreads, 0, source, scores);
-  } else {
-    run(launch, value_norms_kernel<kLanes, uint4>, source.num_units(), kThreads, 0, source, scores);
-  }
+  constexpr int kParts = kHeadDim / kVector;
+  const int cluster = launch.compute_capability < 90 ? 1 : kCluster;
+  const auto kernel = source.kv.is_fp8 ? value_norms_kernel<kParts, uint2> : value_norms_kernel<kParts, uint4>;
+  run_in_clusters(launch, cluster, kernel, source.num_units() * cluster, kThreads, 0, source, scores, cluster);
 }
 
 }  // namespace
@@ -83,10 +121,16 @@ void start(const Launch& launch, const Source& source, float* scores) {
 
 void value_norms(const Launch& launch, const ValueNormsParams& p) {
   const Source source(p.source);
-  const int parts = p.source.kv.geometry.head_dim / kVector;
-  if (parts <= 8) return start<8>(launch, source, p.scores);
-  if (parts <= 16) return start<16>(launch, source, p.scores);
-  start<32>(launch, source, p.scores);
+  switch (source.geometry.head_dim) {
+    case 64:
+      return start<64>(launch, source, p.scores);
+    case 96:
+      return start<96>(launch, source, p.scores);
+    case 128:
+      return start<128>(launch, source, p.scores);
+    default:
+      return start<256>(launch, source, p.scores);
+  }
 }
 
 }  // namespace zipage::cuda

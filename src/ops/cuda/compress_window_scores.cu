@@ -5,6 +5,11 @@
 // leaves every chunk's maximum and sum of each row, a small one brings them together into one offset a row, and the
 // last makes the product again, p = 2^(z - offset): K is read twice, the logits [rows, slots] never exist. The maximum
 // over the heads is taken of z - offset, which has the order of p, so one exponential a row is enough.
+//
+// Blocks stay, each on a stretch of the units' chunks of slots one after the other: queries are read once a unit, and a
+// warp's next keys come while it works on these, which lie in registers.
+#include <algorithm>
+
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {
@@ -14,8 +19,14 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kSlotsPerWarp = 32;
+constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
 constexpr int kChunk = kWarps * kSlotsPerWarp;
 constexpr int kRows = 8;  // window rows a tensor-core tile holds
+
+// On a multiprocessor: keys lie in registers.
+constexpr int blocks_at_once(int head_dim) {
+  return head_dim > 128 ? 2 : 4;
+}
 
 struct Args {
   Source source;
@@ -25,6 +36,7 @@ struct Args {
   int window, first_row_position, row_stride;  // rows, position of row 0, positions from a row to the next
   int ring_rows, oldest;                       // rows of the ring, and where row 0 lies in it
   int row_tiles, tiles_at_once;                // of kRows window rows; so many of them lie in shared memory at a time
+  int chunks, all_chunks, chunks_per_block;    // of kChunk slots: of a unit, of all units
   float scale_log2;
   float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in
                    // log2
@@ -35,34 +47,36 @@ struct Args {
 
 // ---- kernels ----
 
+// The warp's slots from `first` on, in two stretches of slots that lie one after the other.
 template <bool kFp8, int kHeadDim>
-__device__ void load_keys(const Args& a, int unit, int first, const std::byte** rows, std::byte* keys) {
-  constexpr int kRowBytes = kHeadDim * 2, kSourceChunks = kHeadDim * (kFp8 ? 1 : 2) / 16;
-  static_assert(kThreads == kChunk);
-  const int t = first + static_cast<int>(threadIdx.x);
-  rows[threadIdx.x] = t < a.source.num_slots ? a.source.key_row(unit, t) : nullptr;
-  __syncthreads();
+__device__ __forceinline__ void load_keys(const Args& a, int unit, int first, std::byte* keys) {
+  constexpr int kRowBytes = kHeadDim * 2, kSourceBytes = kHeadDim * (kFp8 ? 1 : 2), kChunks = kSourceBytes / 16;
+  const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
-  for (int c = threadIdx.x; c < kChunk * kSourceChunks; c += kThreads) {
-    const int row = c / kSourceChunks, column = c % kSourceChunks;
-    const std::byte* from = rows[row] + column * 16;
-    const bool valid = rows[row] != nullptr;
-    if constexpr (kFp8) {
-      const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-      const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-      uint32_t pairs[8];
+  for (int m = 0; m < kSlotsPerWarp / kSegment; ++m) {
+    const int begin = first + m * kSegment, valid = a.source.num_slots - begin;  // so many slots are there
+    // An address is needed even where nothing is read.
+    const std::byte* from = valid > 0 ? a.source.key_row(unit, begin) : a.source.kv.data;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 low = fp8x2_to_float2(words[i]), high = fp8x2_to_float2(words[i] >> 16);
-        pairs[2 * i] = pack(low.x, low.y), pairs[2 * i + 1] = pack(high.x, high.y);
+    for (int i = 0; i < kSegment * kChunks / kWarpSize; ++i) {
+      const int c = i * kWarpSize + lane, row = c / kChunks, column = c % kChunks;
+      std::byte* to = keys + m * kSegment * kRowBytes;
+      if constexpr (kFp8) {
+        const uint4 v = row < valid ? *reinterpret_cast<const uint4*>(from + c * 16) : make_uint4(0, 0, 0, 0);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        uint32_t pairs[8];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 low = fp8x2_to_float2(words[j]), high = fp8x2_to_float2(words[j] >> 16);
+          pairs[2 * j] = pack(low.x, low.y), pairs[2 * j + 1] = pack(high.x, high.y);
+        }
+        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column)) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column + 1)) =
+            make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+      } else {
+        copy_async16(shared_address(to + swizzle<kRowBytes>(row, column)), from + c * 16, row < valid);
       }
-      *reinterpret_cast<uint4*>(keys + swizzle<kRowBytes>(row, 2 * column)) =
-          make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-      *reinterpret_cast<uint4*>(keys + swizzle<kRowBytes>(row, 2 * column + 1)) =
-          make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
-    } else {
-      // An address is needed even where nothing is read.
-      copy_async16(shared_address(keys + swizzle<kRowBytes>(row, column)), valid ? from : a.source.kv.data, valid);
     }
   }
   copy_commit();
@@ -102,161 +116,184 @@ __device__ __forceinline__ int first_row_seeing(const Args& a, int position) {
 }
 
 template <bool kFp8, int kHeadDim, bool kSecond>
-__global__ void __launch_bounds__(kThreads) window_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads, blocks_at_once(kHeadDim)) window_kernel(const __grid_constant__ Args a) {
   wait_for_previous();
   constexpr int kSteps = kHeadDim / 16, kRowBytes = kHeadDim * 2;
   extern __shared__ __align__(128) std::byte shared[];
-  __shared__ const std::byte* key_rows[kChunk];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize, g = lane / 4, t = lane % 4;
-  const int num_chunks = gridDim.x, num_slots = a.source.num_slots, lines = a.group * kRows;
-  std::byte* keys = shared;                        // [kChunk, head_dim]
-  std::byte* queries = keys + kChunk * kRowBytes;  // [tiles_at_once, group, kRows, head_dim]
+  const int num_slots = a.source.num_slots, lines = a.group * kRows;
+  std::byte* keys = shared + warp * kSlotsPerWarp * kRowBytes;  // [kWarps, kSlotsPerWarp, head_dim]
+  std::byte* queries = shared + kChunk * kRowBytes;             // [tiles_at_once, group, kRows, head_dim]
   std::byte* behind = queries + a.tiles_at_once * lines * kRowBytes;
   auto* columns = reinterpret_cast<float2*>(behind);  // first: [kWarps, group, kRows]
   auto* offsets = reinterpret_cast<float*>(behind);   // second: [row tiles, group, kRows]
+  const float scale_log2 = a.scale_log2;
+
+  const auto fetch = [&](int unit, int chunk) {
+    load_keys<kFp8, kHeadDim>(a, unit, chunk * kChunk + warp * kSlotsPerWarp, keys);
+  };
+  // In a tile of kRows queries; tiles begin where the swizzle does.
+  uint32_t query_column[kSteps / 2];
+#pragma unroll
+  for (int k = 0; k < kSteps; k += 2) query_column[k / 2] = swizzle<kRowBytes>(lane % 8, 2 * k + lane / 8);
   // The second kernel starts where the first ended: those keys may still lie in the cache.
-  const int chunk = kSecond ? num_chunks - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x);
-  const int unit = kSecond ? static_cast<int>(gridDim.y - 1 - blockIdx.y) : static_cast<int>(blockIdx.y);
-
-  load_queries<kHeadDim>(a, unit, 0, min(a.tiles_at_once, a.row_tiles), queries);
-  load_keys<kFp8, kHeadDim>(a, unit, chunk * kChunk, key_rows, keys);
-  if constexpr (kSecond) {
-    const float* from = a.offsets + int64_t{unit} * a.row_tiles * lines;
-    for (int i = threadIdx.x; i < a.row_tiles * lines; i += kThreads) offsets[i] = from[i];
-  }
-  int first_visible[2][2];  // the first window row that sees the lane's slots
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
-      first_visible[m][i] = slot >= num_slots ? INT_MAX
-                            : slot < num_slots - a.window * a.row_stride
-                                ? 0
-                                : first_row_seeing(a, a.source.position(unit, slot));
-    }
-  }
-  const bool all_visible = (chunk + 1) * kChunk <= num_slots - a.window * a.row_stride;
-  const float scale =
-      a.scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);  // positive, so maxima may be taken before it
-  copy_wait<0>();
-  __syncthreads();
-  uint32_t fragments[2][kSteps][4];
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    const int first = warp * kSlotsPerWarp + m * 16;
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      load_matrices(fragments[m][k],
-                    shared_address(keys + swizzle<kRowBytes>(first + (lane & 15), 2 * k + (lane >> 4))));
-    }
-  }
-
-  float total[2][2] = {};
-  for (int row_tile = 0; row_tile < a.row_tiles; ++row_tile) {
-    const int staged = row_tile % a.tiles_at_once;
-    if (row_tile > 0 && staged == 0) {
-      __syncthreads();
-      load_queries<kHeadDim>(a, unit, row_tile, min(row_tile + a.tiles_at_once, a.row_tiles), queries);
+  const int index = kSecond ? static_cast<int>(gridDim.x - 1 - blockIdx.x) : static_cast<int>(blockIdx.x);
+  int left = min(a.chunks_per_block, a.all_chunks - index * a.chunks_per_block);
+  int next_unit = index * a.chunks_per_block / a.chunks, next_chunk = index * a.chunks_per_block % a.chunks;
+  fetch(next_unit, next_chunk);
+  int loaded_unit = -1;
+#pragma unroll 1
+  for (; left > 0; --left) {
+    const int unit = next_unit, chunk = next_chunk;
+    if (++next_chunk == a.chunks) next_chunk = 0, ++next_unit;
+    if (unit != loaded_unit) {
+      __syncthreads();  // nobody reads the last one's any more
+      load_queries<kHeadDim>(a, unit, 0, min(a.tiles_at_once, a.row_tiles), queries);
+      if constexpr (kSecond) {
+        const float* from = a.offsets + int64_t{unit} * a.row_tiles * lines;
+        for (int i = threadIdx.x; i < a.row_tiles * lines; i += kThreads) offsets[i] = from[i];
+      }
       copy_wait<0>();
       __syncthreads();
+      loaded_unit = a.row_tiles > a.tiles_at_once ? -1 : unit;  // not all of them fit: the first ones come again
     }
-    float top[2][4];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) top[m][i] = -INFINITY;
-    }
-    for (int head = 0; head < a.group; ++head) {
-      const int line = staged * lines + head * kRows;
-      float s[2][4] = {}, odd[2][4] = {};  // two sums each, so that products wait for each other half as long
-#pragma unroll
-      for (int k = 0; k < kSteps; k += 2) {
-        uint32_t b[4];
-        load_matrices(b, shared_address(queries + swizzle<kRowBytes>(line + lane % 8, 2 * k + lane / 8)));
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          mma<Bf16Math>(s[m], fragments[m][k], b[0], b[1]);
-          mma<Bf16Math>(odd[m], fragments[m][k + 1], b[2], b[3]);
-        }
-      }
+    const bool all_visible = (chunk + 1) * kChunk <= num_slots - a.window * a.row_stride;
+    int first_visible[2][2] = {};  // the first window row that sees the lane's slots
+    if (!all_visible) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[m][i] += odd[m][i];
+        for (int i = 0; i < 2; ++i) {
+          const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
+          first_visible[m][i] = slot >= num_slots ? INT_MAX
+                                : slot < num_slots - a.window * a.row_stride
+                                    ? 0
+                                    : first_row_seeing(a, a.source.position(unit, slot));
+        }
       }
-      if (!all_visible) {
+    }
+    const float scale = scale_log2 * (kFp8 ? a.source.k_scale[unit] : 1.0F);  // positive: maxima may be taken before it
+    copy_wait<0>();
+    __syncwarp();
+    uint32_t fragments[2][kSteps][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        load_matrices(fragments[m][k],
+                      shared_address(keys + swizzle<kRowBytes>(m * 16 + (lane & 15), 2 * k + (lane >> 4))));
+      }
+    }
+    __syncwarp();  // every lane has read them
+    if (left > 1) fetch(next_unit, next_chunk);
+
+    float total[2][2] = {};
+    for (int row_tile = 0; row_tile < a.row_tiles; ++row_tile) {
+      const int staged = row_tile % a.tiles_at_once;
+      if (row_tile > 0 && staged == 0) {
+        __syncthreads();
+        load_queries<kHeadDim>(a, unit, row_tile, min(row_tile + a.tiles_at_once, a.row_tiles), queries);
+        copy_wait<0>();
+        __syncthreads();
+      }
+      float top[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) top[m][i] = -INFINITY;
+      }
+      for (int head = 0; head < a.group; ++head) {
+        const uint32_t query_tile = shared_address(queries) + (staged * lines + head * kRows) * kRowBytes;
+        float s[2][4] = {}, odd[2][4] = {};  // two sums each, so that products wait for each other half as long
+#pragma unroll
+        for (int k = 0; k < kSteps; k += 2) {
+          uint32_t b[4];
+          load_matrices(b, query_tile + query_column[k / 2]);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            mma<Bf16Math>(s[m], fragments[m][k], b[0], b[1]);
+            mma<Bf16Math>(odd[m], fragments[m][k + 1], b[2], b[3]);
+          }
+        }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if (row_tile * kRows + 2 * t + i % 2 < first_visible[m][i / 2]) s[m][i] = -INFINITY;
+          for (int i = 0; i < 4; ++i) s[m][i] += odd[m][i];
+        }
+        if (!all_visible) {
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              if (row_tile * kRows + 2 * t + i % 2 < first_visible[m][i / 2]) s[m][i] = -INFINITY;
+            }
+          }
+        }
+        if constexpr (kSecond) {
+          const float2 offset = reinterpret_cast<const float2*>(offsets + row_tile * lines + head * kRows)[t];
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              top[m][i] = fmaxf(top[m][i], fmaf(s[m][i], scale, i % 2 == 0 ? -offset.x : -offset.y));
+            }
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float maximum = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
+            maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 4));
+            maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 8));
+            maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 16));
+            maximum *= scale;
+            const float base = maximum == -INFINITY ? 0.0F : -maximum;
+            float sum = exp2_fast(fmaf(s[0][i], scale, base)) + exp2_fast(fmaf(s[0][i + 2], scale, base)) +
+                        exp2_fast(fmaf(s[1][i], scale, base)) + exp2_fast(fmaf(s[1][i + 2], scale, base));
+            sum += __shfl_xor_sync(kFullMask, sum, 4);
+            sum += __shfl_xor_sync(kFullMask, sum, 8);
+            sum += __shfl_xor_sync(kFullMask, sum, 16);
+            if (g == 0) columns[warp * lines + head * kRows + 2 * t + i] = make_float2(maximum, sum);
           }
         }
       }
+
       if constexpr (kSecond) {
-        const float2 offset = reinterpret_cast<const float2*>(offsets + row_tile * lines + head * kRows)[t];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            top[m][i] = fmaxf(top[m][i], fmaf(s[m][i], scale, i % 2 == 0 ? -offset.x : -offset.y));
-          }
+          total[m][0] += exp2_fast(top[m][0]) + exp2_fast(top[m][1]);
+          total[m][1] += exp2_fast(top[m][2]) + exp2_fast(top[m][3]);
         }
       } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float maximum = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
-          maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 4));
-          maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 8));
-          maximum = fmaxf(maximum, __shfl_xor_sync(kFullMask, maximum, 16));
-          maximum *= scale;
-          const float base = maximum == -INFINITY ? 0.0F : -maximum;
-          float sum = exp2_fast(fmaf(s[0][i], scale, base)) + exp2_fast(fmaf(s[0][i + 2], scale, base)) +
-                      exp2_fast(fmaf(s[1][i], scale, base)) + exp2_fast(fmaf(s[1][i + 2], scale, base));
-          sum += __shfl_xor_sync(kFullMask, sum, 4);
-          sum += __shfl_xor_sync(kFullMask, sum, 8);
-          sum += __shfl_xor_sync(kFullMask, sum, 16);
-          if (g == 0) columns[warp * lines + head * kRows + 2 * t + i] = make_float2(maximum, sum);
+        __syncthreads();
+        float2* stats = a.stats + ((int64_t{unit} * a.row_tiles + row_tile) * a.chunks + chunk) * lines;
+        for (int i = threadIdx.x; i < lines; i += kThreads) {
+          float2 all = columns[i];
+          for (int w = 1; w < kWarps; ++w) all = merge(all, columns[w * lines + i]);
+          stats[i] = all;
         }
+        __syncthreads();
       }
     }
 
     if constexpr (kSecond) {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        total[m][0] += exp2_fast(top[m][0]) + exp2_fast(top[m][1]);
-        total[m][1] += exp2_fast(top[m][2]) + exp2_fast(top[m][3]);
-      }
-    } else {
-      __syncthreads();
-      float2* stats = a.stats + ((int64_t{unit} * a.row_tiles + row_tile) * num_chunks + chunk) * lines;
-      for (int i = threadIdx.x; i < lines; i += kThreads) {
-        float2 all = columns[i];
-        for (int w = 1; w < kWarps; ++w) all = merge(all, columns[w * lines + i]);
-        stats[i] = all;
-      }
-      __syncthreads();
-    }
-  }
-
-  if constexpr (kSecond) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float v = total[m][i];
-        v += __shfl_xor_sync(kFullMask, v, 1);
-        v += __shfl_xor_sync(kFullMask, v, 2);
-        const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
-        if (t == 0 && slot < num_slots) a.scores[int64_t{unit} * num_slots + slot] = v / static_cast<float>(a.window);
+        for (int i = 0; i < 2; ++i) {
+          float v = total[m][i];
+          v += __shfl_xor_sync(kFullMask, v, 1);
+          v += __shfl_xor_sync(kFullMask, v, 2);
+          const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
+          if (t == 0 && slot < num_slots) a.scores[int64_t{unit} * num_slots + slot] = v / static_cast<float>(a.window);
+        }
       }
     }
   }
 }
 
-__global__ void offsets_kernel(const __grid_constant__ Args a, int num_chunks) {
+__global__ void offsets_kernel(const __grid_constant__ Args a) {
   wait_for_previous();
+  const int num_chunks = a.chunks;
   const int lines = a.group * kRows, count = a.row_tiles * lines;
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const int row_tile = i / lines, line = i % lines;
@@ -275,7 +312,7 @@ constexpr int kQueryBytes = 48 * 1024;  // of shared memory for queries, where o
 
 template <bool kFp8, int kHeadDim>
 void launch_window(const Launch& launch, Args a) {
-  const int chunks = ceil_div(a.source.num_slots, kChunk), units = a.source.num_units(), lines = a.group * kRows;
+  const int units = a.source.num_units(), lines = a.group * kRows;
   const int tile_bytes = lines * kHeadDim * 2, fit = kQueryBytes / tile_bytes;
   a.tiles_at_once = fit < 1 ? 1 : fit < a.row_tiles ? fit : a.row_tiles;
   const int fixed = kChunk * kHeadDim * 2 + a.tiles_at_once * tile_bytes;
@@ -284,9 +321,15 @@ void launch_window(const Launch& launch, Args a) {
   const auto first = window_kernel<kFp8, kHeadDim, false>, second = window_kernel<kFp8, kHeadDim, true>;
   check(cudaFuncSetAttribute(first, cudaFuncAttributeMaxDynamicSharedMemorySize, first_bytes), "window_scores");
   check(cudaFuncSetAttribute(second, cudaFuncAttributeMaxDynamicSharedMemorySize, second_bytes), "window_scores");
-  run(launch, first, dim3(chunks, units), kThreads, first_bytes, a);
-  run(launch, offsets_kernel, units, kThreads, 0, a, chunks);
-  run(launch, second, dim3(chunks, units), kThreads, second_bytes, a);
+  const int blocks = launch.num_sms * std::clamp(launch.max_shared_bytes / std::max(first_bytes, second_bytes), 1,
+                                                 blocks_at_once(kHeadDim));
+  a.chunks = ceil_div(a.source.num_slots, kChunk);
+  a.all_chunks = a.chunks * units;
+  a.chunks_per_block = ceil_div(a.all_chunks, blocks);
+  const int used = ceil_div(a.all_chunks, a.chunks_per_block);
+  run(launch, first, used, kThreads, first_bytes, a);
+  run(launch, offsets_kernel, units, kThreads, 0, a);
+  run(launch, second, used, kThreads, second_bytes, a);
 }
 
 template <bool kFp8>

@@ -309,6 +309,11 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t* barrier, int rank, i
       "r"(count)
       : "memory");
 }
+__device__ __forceinline__ float load_cluster_float(uint32_t address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ float4 load_cluster(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
