@@ -224,7 +224,7 @@ TEST_P(DenseChainTest, IsTheOpsOneAfterAnother) {
 // Large enough for layers that do the norms between them.
 TEST_P(DenseChainTest, OfLayersThatBringInTheNormsIsTheOps) {
   if (device.backend().info().name != "cuda") GTEST_SKIP() << "a CPU has none";
-  expect_the_ops({{40, 1024, 1024, 7680, 1536}, {27, 1024, 1024, 7680, 0, false, true}});
+  expect_the_ops({{20, 3584, 256, 7680, 5136}, {17, 3584, 512, 7680, 0, false, true}});
 }
 
 TEST_P(DenseChainTest, OfALargeModelEqualsTheOpsOneByOne) {

@@ -22,17 +22,19 @@ bool CudaBackend::norms_within(const Launch& where, Queue& queue, const DenseCha
   const bool last = p.next_qkv.weight == nullptr;
   if (p.x.rows > kMaxRowsOfNorms || p.gate_up.bias != nullptr || !serves_gemm_hopper_gated(where, p.hidden, p.ffn))
     return false;
-  const auto output = gemm_.own_plan(where, p.x, cuda_linear(p.output), p.hidden, true);
-  const auto down = last ? std::nullopt : gemm_.own_plan(where, p.ffn, cuda_linear(p.down), p.hidden, true);
-  const auto next = last ? std::nullopt : gemm_.own_plan(where, p.hidden, cuda_linear(p.next_qkv), p.qkv, false);
-  if (!output || (!last && (!down || !next))) return false;
+  const auto plan = [&](const Matrix& x, const Matrix& out, bool norm_behind) {
+    return gemm_hopper_plan(where, x.rows, x.cols, out.cols, x.stride, out.stride, norm_behind);
+  };
+  const auto output = plan(p.x, p.hidden, true), down = plan(p.ffn, p.hidden, true);
+  const auto next = last ? std::nullopt : plan(p.hidden, p.qkv, false);
+  if (!output || !down || (!last && !next)) return false;
 
   auto* squares = reinterpret_cast<float*>(where.scratch + kGemmWorkspaceBytes);
-  const auto layer = [&](const Matrix& x, const DenseChainParams::Layer& weights, const GemmPlan& plan,
+  const auto layer = [&](const Matrix& x, const DenseChainParams::Layer& weights, const GemmPlan& how,
                          const float* norm) {
-    gemm_hopper(where, plan, x, cuda_linear(weights).data(), weights.bias, p.hidden, {},
+    gemm_hopper(where, how, x, cuda_linear(weights).data(), weights.bias, p.hidden, {},
                 {.residual = p.residual, .weight = norm, .squares = squares});
-    return NormInFront{.squares = squares, .parts = gemm_hopper_parts(plan, p.hidden.cols), .eps = p.eps};
+    return NormInFront{.squares = squares, .parts = gemm_hopper_parts(how, p.hidden.cols), .eps = p.eps};
   };
   const NormInFront norm = layer(p.x, p.output, *output, p.norm);
   gemm_hopper_gated(where, p.hidden, cuda_linear(p.gate_up).data(), p.ffn, norm);

@@ -20,8 +20,7 @@ constexpr float kHopeful = 1.1F;                  // times the fastest so far
 // ended.
 constexpr int kEarlyRows = 64;
 // Two blocks that share K are worth more in a step than alone, since each takes in half of x: where they took 1 us
-// longer alone (12,288 to 4,096 columns), a layer took 2 us less at 64 rows and 5 us less at 32. Not so if blocks are
-// few: 4,096 to 6,144 columns by 96 of them, a layer took 3 us more than by 128 that do not share.
+// longer alone (12,288 to 4,096 columns), a layer took 2 us less at 64 rows and 5 us less at 32.
 constexpr float kShareMilliseconds = 1.5e-3F;
 constexpr size_t kColdBytes = size_t{96} << 20;
 
@@ -180,8 +179,7 @@ Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::
     check(cudaEventSynchronize(stop), "linear");
     float milliseconds = 0.0F;
     check(cudaEventElapsedTime(&milliseconds, start, stop), "linear");
-    const bool shares = candidate.own && candidate.own->split == 2 && call.x.rows <= kEarlyRows &&
-                        gemm_hopper_parts(*candidate.own, call.out.cols) * 10 >= call.launch.num_sms * 9;
+    const bool shares = candidate.own && candidate.own->split == 2 && call.x.rows <= kEarlyRows;
     return shares ? milliseconds - kShareMilliseconds : milliseconds;
   };
   struct Timed {
@@ -279,31 +277,6 @@ void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, 
   const Choice fastest = measure(call, problem, all);
   chosen_.insert_or_assign(key, fastest);
   check_blas(multiply(call, fastest, problem), "linear");
-}
-
-std::optional<GemmPlan> Gemm::own_plan(const Launch& launch, const Matrix& x, const CudaLinear& weight,
-                                       const Matrix& out, bool norm_behind) {
-  const int64_t in = weight.in_features(), features = weight.out_features();
-  const Key key{.rows = row_class(x.rows),
-                .in = in,
-                .out = features,
-                .x_stride = x.stride,
-                .out_stride = out.stride,
-                .fp32_out = out.dtype == DType::kF32,
-                .bias = false,
-                .own = true,
-                .norm_behind = norm_behind};
-  if (const std::optional<Choice> choice = known(key)) return choice->own;
-  std::vector<Choice> all;
-  for (const GemmPlan& plan : gemm_hopper_plans(launch, x.rows, in, features, x.stride, out.stride)) {
-    if (!norm_behind || serves_norm_behind(plan)) all.push_back({.own = plan});
-  }
-  if (all.empty()) return std::nullopt;
-  if (!can_measure(launch)) return all.front().own;
-  const Call call{launch, x, weight, nullptr, out};
-  const Problem problem(call);
-  const std::lock_guard lock(mutex_);
-  return chosen_.insert_or_assign(key, measure(call, problem, all)).first->second.own;
 }
 
 }  // namespace zipage::cuda

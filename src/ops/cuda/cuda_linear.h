@@ -57,16 +57,12 @@ class Gemm {
   Gemm& operator=(const Gemm&) = delete;
 
   void run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out);
-  // The fastest way of our own, of those that serve a norm behind the layer if one follows; none where there is none.
-  std::optional<GemmPlan> own_plan(const Launch& launch, const Matrix& x, const CudaLinear& weight, const Matrix& out,
-                                   bool norm_behind);
   void end_tuning();
 
  private:
   struct Key {
     int64_t rows, in, out, x_stride, out_stride;
     bool fp32_out, bias;
-    bool own = false, norm_behind = false;
     auto operator<=>(const Key&) const = default;
   };
   struct Choice {

@@ -1,6 +1,7 @@
 // Linear layers of a few rows with Hopper's own instructions (gemm_hopper.cu).
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "ops/cuda/launch.h"
@@ -31,7 +32,9 @@ struct NormInFront {
 // Ways to run a linear layer of this shape; empty when the kernel does not serve it.
 std::vector<GemmPlan> gemm_hopper_plans(const Launch&, int64_t rows, int64_t in, int64_t out, int64_t x_stride,
                                         int64_t out_stride);
-bool serves_norm_behind(const GemmPlan&);
+// The way for layers between which norms are brought in; none where blocks would leave out much of the machine.
+std::optional<GemmPlan> gemm_hopper_plan(const Launch&, int64_t rows, int64_t in, int64_t out, int64_t x_stride,
+                                         int64_t out_stride, bool norm_behind);
 // Parts in which the blocks of a layer of so many features leave their rows' squares.
 int gemm_hopper_parts(const GemmPlan&, int64_t out);
 // weight [out.cols, x.cols] bf16; bias [out.cols] fp32 or null, added before the one rounding.
