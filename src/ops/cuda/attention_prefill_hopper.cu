@@ -11,6 +11,9 @@
 #include "ops/cuda/launch.h"
 #include "ops/cuda/tensor_map.h"
 
+// Compiled for other machines, the kernel is empty and what it calls has no caller.
+#pragma nv_diag_suppress 177
+
 namespace zipage::cuda {
 namespace {
 
