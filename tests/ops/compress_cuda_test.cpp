@@ -174,6 +174,15 @@ Shape cuda_shape(uint32_t seed) {
   return s;
 }
 
+// More than a device works on at once, so that blocks of a kernel go on from a piece of work to the next.
+std::vector<Shape> large_shapes() {
+  Shape s{.num_layers = 9, .num_kv_heads = 8, .group = 4, .head_dim = 128, .block_size = 64, .num_slots = 2200};
+  s.num_scored = 1950, s.evicted = 900, s.window = 16, s.query_stride = 4, s.rotary_dim = 128, s.rope_scale = 1.25;
+  Shape wide = s;
+  wide.num_layers = 5, wide.group = 16, wide.block_size = 48, wide.rope_scale = 1.0;
+  return {s, wide};
+}
+
 ::testing::AssertionResult near(const std::vector<float>& actual, const std::vector<float>& expected, float absolute,
                                 float relative) {
   if (actual.size() != expected.size()) return ::testing::AssertionFailure() << actual.size() << " values";
@@ -256,6 +265,21 @@ TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
   for (uint32_t seed = 1; seed <= 24; ++seed) {
     CompressFixture f(cuda_shape(seed));
     expect_window_scores(f, OnDevice(*device, f));
+  }
+}
+
+TEST_F(CompressCuda, LongSequencesOfManyHeadsScoreAsOnTheCpu) {
+  for (const Shape& shape : large_shapes()) {
+    CompressFixture f(shape);
+    const OnDevice on(*device, f);
+    expect_window_scores(f, on);
+    expect_redundancy(f, on);
+    expect_value_norms(f, on);
+    const Fp8Numbers fp8(f);
+    const OnDevice fp8_on(*device, f, fp8);
+    expect_window_scores(f, fp8_on);
+    expect_redundancy(f, fp8_on);
+    expect_value_norms(f, fp8_on);
   }
 }
 

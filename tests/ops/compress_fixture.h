@@ -53,7 +53,7 @@ inline Shape random_shape(uint32_t seed) {
   s.num_kv_heads = pick({1, 2, 3});
   s.group = pick({1, 2, 3, 4, 5, 7, 8});
   s.head_dim = pick({32, 64, 80, 128});
-  s.block_size = pick({16, 32, 64, 128, 256});
+  s.block_size = pick({16, 48, 64, 80, 128, 256});
   s.window = std::min(pick({1, 5, 16}), s.block_size);
   s.query_stride = pick({1, 1, 3, 4});
   s.num_slots = s.window * s.query_stride + static_cast<int>(random() % pick({50, 300, 700, 1500}));

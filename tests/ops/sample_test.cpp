@@ -147,6 +147,38 @@ TEST_P(SampleTest, GreedyTakesTheLargestAndTheLowestAmongEquals) {
   EXPECT_EQ(sample(rows, 5), expected);
 }
 
+// Of a large vocabulary a device may have several blocks at a row.
+TEST_P(SampleTest, GreedyIsTheSameAllOverALargeVocabulary) {
+  constexpr int kVocab = 150'003;  // the last vector is not whole
+  Random random(3);
+  const auto at = [](int id) { return static_cast<size_t>(id); };
+  std::vector<Row> rows;
+  std::vector<int32_t> expected;
+  const auto add = [&](const Row& row, int best) {
+    rows.push_back(row);
+    expected.push_back(best);
+  };
+  for (const int best : {0, 16'383, 16'384, 90'000, 147'456, kVocab - 1}) {  // the larger ones' equals lie further on
+    Row row = row_of(random.normals(kVocab), 0.0);
+    for (const int equal : {best, kVocab - 1, std::min(best + 33'000, kVocab - 1)}) row.logits[at(equal)] = 50;
+    add(row, best);
+  }
+  Row below = row_of(std::vector<float>(kVocab, -7.0F), 0.0);
+  below.logits[at(120'001)] = -6.5F;
+  add(below, 120'001);
+  Row none = row_of(std::vector<float>(kVocab, kNan), 0.0);
+  add(none, -1);
+  none.logits[at(149'999)] = -3e38F;
+  add(none, 149'999);
+  // A row that is drawn, in between: all of its weight is on one id.
+  Row drawn = row_of(std::vector<float>(kVocab, -1e4F), 1.0);
+  drawn.logits[at(70'000)] = 100;
+  rows.insert(rows.begin() + 2, drawn);
+  expected.insert(expected.begin() + 2, 70'000);
+  for (int again = 0; again < 2; ++again) EXPECT_EQ(sample(rows), expected);
+  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(sample(rows[i]), expected[i]) << i;  // one row has most blocks
+}
+
 TEST_P(SampleTest, case_17_TinyTemperaturesEqualGreedy) {
   Random random(2);
   for (double temperature : {1e-10, 1e-38, 5e-324, 1e-5, 0.0}) {

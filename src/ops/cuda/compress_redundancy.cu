@@ -1,17 +1,17 @@
-// Stage 4: how much of a slot's key others say as well. Scope exact, and mean of keys as they lie in the cache or whose
-// heads are rotated in part, take four kernels:
+// Stage 4: how much of a slot's key others say as well. Scope exact, and mean where compress_redundancy_mean.cu does
+// not serve the heads or keys are taken as they lie in the cache, go by these kernels:
 //
 // 1. prepare: k^[t] in fp32 (RoPE undone for content keys); 1/|k|, sums over 64 slots, k^ in half precision for
 // `search`.
 //
-// 2. sum: R[m] = k^[m] . u in fp32, u being the sum over all slots.
+// 2. sum: R[m] = k^[m] . u in fp32, u being the sum over all slots, added up from those first.
 //
 // 3. search (exact): last(n) for tiles of 256 columns, from the newest row down until every column has its own.
 // c[last(n), n] is summed per row.
 //
 // 4. normalise: softmax over all slots.
 //
-// Lightning and the other mean come to R in ways of their own (compress_redundancy_lightning.cu, _mean.cu).
+// Lightning comes to R in a way of its own (compress_redundancy_lightning.cu).
 #include "ops/cuda/compress_keys.cuh"
 #include "ops/cuda/compress_redundancy.h"
 #include "ops/cuda/compress_redundancy_search.cuh"
@@ -29,7 +29,7 @@ static_assert(kSlots == kMeanSlots && kRows == kSlots && kColumns == kWarps * kS
 
 struct Args : SearchArgs {
   int chunk;       // slots, of the softmax's temperature; at least num_slots for one chunk
-  bool skip_self;  // all scopes but mean
+  bool skip_self;  // exact
   float temperature;
   float* redundancy = nullptr;  // R, then R' [units, num_slots]
   // Scratch. `search` works on units [first_unit, first_unit + gridDim.y) at a time.
@@ -91,13 +91,12 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_kernel(const __grid_const
   }
 }
 
-// The first block's sum becomes that of all.
-__global__ void all_sums_kernel(const __grid_constant__ Args a, int num_blocks, int head_dim) {
+__global__ void add_shares_kernel(float* sums, int shares, int head_dim) {
   wait_for_previous();
-  float* sums = a.sums + int64_t{a.first_unit + static_cast<int>(blockIdx.x)} * num_blocks * head_dim + threadIdx.x;
+  sums += int64_t{blockIdx.x} * shares * head_dim + threadIdx.x;
   float v = 0.0F;
 #pragma unroll 8
-  for (int b = 0; b < num_blocks; ++b) v += sums[int64_t{b} * head_dim];
+  for (int i = 0; i < shares; ++i) v += sums[int64_t{i} * head_dim];
   sums[0] = v;
 }
 
@@ -208,7 +207,7 @@ template <int kHeadDim, bool kWide>
 void launch_sums(const Launch& launch, const Args& a, int layers, int slot_blocks) {
   const int heads = a.source.kv.num_kv_heads, threads = (heads < kWarps ? heads : kWarps) * kWarpSize;
   run(launch, prepare_kernel<kHeadDim, kWide>, dim3(slot_blocks, layers), threads, 0, a);
-  run(launch, all_sums_kernel, layers * heads, kHeadDim, 0, a, slot_blocks, kHeadDim);
+  add_shares(launch, a.sums + int64_t{a.first_unit} * slot_blocks * kHeadDim, layers * heads, slot_blocks, kHeadDim);
   run(launch, sum_kernel<kHeadDim, kWide>, dim3(slot_blocks, layers), threads, 0, a);
 }
 
@@ -258,6 +257,10 @@ Plan plan(const KvGeometry& g, int num_slots) {
 
 }  // namespace
 
+void add_shares(const Launch& launch, float* sums, int units, int shares, int head_dim) {
+  run(launch, add_shares_kernel, units, head_dim, 0, sums, shares, head_dim);
+}
+
 size_t redundancy_scratch_bytes(const KvGeometry& g, int num_slots) {
   return plan(g, num_slots).total();
 }
@@ -278,7 +281,12 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
   a.inverse = reinterpret_cast<float*>(next), next += scratch.inverse;
   a.sums = reinterpret_cast<float*>(next), next += scratch.sums;
   if (lightning) {
-    lightning_redundancy(launch, {a, p.redundancy});
+    lightning_redundancy(launch, {.source = a.source,
+                                  .cos_sin = a.cos_sin,
+                                  .rotary_dim = a.rotary_dim,
+                                  .threshold = a.threshold,
+                                  .redundancy = a.redundancy,
+                                  .inverse = a.inverse});
   } else if (!exact && a.cos_sin != nullptr && serves_mean_redundancy(g.head_dim, p.rotary_dim)) {
     mean_redundancy(launch, {.source = a.source,
                              .cos_sin = a.cos_sin,

@@ -1,12 +1,11 @@
-// Stage 4's way for scope mean over content keys of heads that are rotated as a whole.
+// Stage 4's ways to R, before its softmax, for some scopes.
 #pragma once
 
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {
 
-inline constexpr int kMeanSlots = 64;  // of a share of the sum
-
+// Scope mean over content keys of heads that are rotated as a whole.
 struct MeanRedundancy {
   Source source;
   const float* cos_sin;  // [num_positions, head_dim]
@@ -15,9 +14,23 @@ struct MeanRedundancy {
   float* inverse;     // [units, num_slots]
   float* sums;        // [units, slot_blocks, head_dim]
 };
-
+inline constexpr int kMeanSlots = 64;  // of a share of the sum
 bool serves_mean_redundancy(int head_dim, int rotary_dim);
-// Leaves R in `redundancy`, before its softmax.
 void mean_redundancy(const Launch&, const MeanRedundancy&);
+
+// Scope lightning.
+struct LightningRedundancy {
+  Source source;
+  const float* cos_sin;  // [positions, rotary_dim], or null: keys as they lie in the cache
+  int rotary_dim;
+  float threshold;
+  float* redundancy;  // [units, num_slots]
+  float* inverse;     // [units, num_slots]
+};
+inline constexpr int kLightningChunk = 256;  // slots
+void lightning_redundancy(const Launch&, const LightningRedundancy&);
+
+// sums [units, shares, head_dim]: each unit's first share becomes the sum of all.
+void add_shares(const Launch&, float* sums, int units, int shares, int head_dim);
 
 }  // namespace zipage::cuda

@@ -1,5 +1,7 @@
-// Stage 4 for scope lightning: nothing leaves its chunk of slots, so a block of threads reads a chunk's keys once and
-// does it all: 1/|k|, u, R[m] = k^[m] . u in fp32, and the search, over k^ in half precision in shared memory.
+// Stage 4 for scope lightning: nothing leaves its chunk of slots, so a block of threads reads a chunk's keys (heads of
+// 256 elements twice) and does it all: 1/|k|, u, R[m] = k^[m] . u in fp32, and the search, over k^ in half precision in
+// shared memory.
+#include "ops/cuda/compress_redundancy.h"
 #include "ops/cuda/compress_redundancy_search.cuh"
 
 namespace zipage::cuda {
@@ -8,21 +10,13 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = kLightningChunk;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
 static_assert(kLightningChunk == kWarps * kSearchColumns);
 
-// ---- kernels ----
+struct Args : SearchArgs {
+  float* redundancy;
+};
 
-__device__ __forceinline__ uint4 widened(uint2 codes) {  // e4m3 to bf16, exactly
-  const uint32_t words[2] = {codes.x, codes.y};
-  uint32_t pairs[4];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float2 low = fp8x2_to_float2(words[i]), high = fp8x2_to_float2(words[i] >> 16);
-    pairs[2 * i] = pack(low.x, low.y), pairs[2 * i + 1] = pack(high.x, high.y);
-  }
-  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
+// ---- kernels ----
 
 // A warp's slots, as lanes hold them: a few keys at a time, in bf16, which stay in registers where there is room.
 template <int kHeadDim, bool kUndoes>
@@ -89,7 +83,7 @@ struct Keys {
     if (first + local(round) >= source.source.num_slots || c >= L::kChunks) return key;
     const Vector v = reinterpret_cast<const Vector*>(row)[local(round) % kSegment * L::kChunks + c];
     if constexpr (sizeof(Vector) == sizeof(uint2)) {
-      key.vectors[0] = widened(v);
+      key.vectors[0] = fp8x8_to_bf16x8(v);
     } else {
       key.vectors[0] = v;
     }
@@ -98,8 +92,7 @@ struct Keys {
 };
 
 template <int kHeadDim, bool kUndoes>
-__global__ void __launch_bounds__(kThreads, kHeadDim > 128 ? 1 : 2)
-    lightning_kernel(const __grid_constant__ LightningRedundancy a) {
+__global__ void __launch_bounds__(kThreads, kHeadDim > 128 ? 1 : 2) lightning_kernel(const __grid_constant__ Args a) {
   wait_for_previous();
   using L = Lanes<kHeadDim, false>;
   using K = Keys<kHeadDim, kUndoes>;
@@ -177,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 128 ? 1 : 2)
 }
 
 template <int kHeadDim>
-void launch_lightning(const Launch& launch, const LightningRedundancy& a) {
+void launch_lightning(const Launch& launch, const Args& a) {
   constexpr int kBytes = kLightningChunk * kHeadDim * 2;
   const auto kernel = a.cos_sin != nullptr ? lightning_kernel<kHeadDim, true> : lightning_kernel<kHeadDim, false>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "redundancy");
@@ -188,8 +181,9 @@ void launch_lightning(const Launch& launch, const LightningRedundancy& a) {
 
 // ---- launcher ----
 
-void lightning_redundancy(const Launch& launch, const LightningRedundancy& a) {
-  switch (a.source.geometry.head_dim) {
+void lightning_redundancy(const Launch& launch, const LightningRedundancy& p) {
+  const Args a{{{p.source, p.cos_sin, p.rotary_dim}, p.threshold, p.inverse}, p.redundancy};
+  switch (p.source.geometry.head_dim) {
     case 64:
       return launch_lightning<64>(launch, a);
     case 96:

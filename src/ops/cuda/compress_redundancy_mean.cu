@@ -18,7 +18,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kSlots = kMeanSlots;  // of a warp at a time
-constexpr int kSegment = 16;        // slots that lie one after the other: blocks are multiples of it
 constexpr int kVector = 8;          // elements a lane holds of each half of a key
 constexpr int kAhead = 4;           // keys on their way
 
@@ -259,16 +258,6 @@ __global__ void __launch_bounds__(kThreads, 2) mean_prepare_kernel(const __grid_
   });
 }
 
-// The first slot block's share becomes the sum of all.
-__global__ void mean_sum_kernel(const __grid_constant__ MeanRedundancy a, int head_dim) {
-  wait_for_previous();
-  float* sums = a.sums + int64_t{blockIdx.x} * a.slot_blocks * head_dim + threadIdx.x;
-  float v = 0.0F;
-#pragma unroll 8
-  for (int b = 0; b < a.slot_blocks; ++b) v += sums[int64_t{b} * head_dim];
-  sums[0] = v;
-}
-
 template <int kHeadDim, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 2) mean_meet_kernel(const __grid_constant__ MeanRedundancy a) {
   wait_for_previous();
@@ -326,7 +315,7 @@ void launch_mean(const Launch& launch, const MeanRedundancy& a) {
   check(cudaFuncSetAttribute(meet, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "redundancy");
   const int blocks = std::min(ceil_div(a.num_units * a.slot_blocks, kWarps), 2 * launch.num_sms);
   run(launch, prepare, blocks, kThreads, kBytes, a);
-  run(launch, mean_sum_kernel, a.num_units, kHeadDim, 0, a, kHeadDim);
+  add_shares(launch, a.sums, a.num_units, a.slot_blocks, kHeadDim);
   run(launch, meet, blocks, kThreads, kBytes, a);
 }
 

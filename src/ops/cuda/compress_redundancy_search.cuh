@@ -8,21 +8,15 @@
 namespace zipage::cuda {
 
 inline constexpr int kSearchColumns = 32;  // of a warp
-inline constexpr float kDoubt = 2e-4F;     // more than the error of a half-precision cosine of unit vectors
+// More than a cosine of unit vectors in half precision can err: each element by 2^-11 of itself, the sum by 2^-10.
+inline constexpr float kDoubt = 1e-3F;
 // What columns take off their rows is summed in fixed point, so the order is no matter.
 inline constexpr float kFixedOne = 16777216.0F;
 
 struct SearchArgs : KeySource {
   float threshold;
-  float* inverse;  // 1 / |k^| [units, num_slots]
+  float* inverse;  // 1 / |k| [units, num_slots]
 };
-
-// Scope lightning as a whole: R in `redundancy` [units, num_slots], before its softmax.
-struct LightningRedundancy : SearchArgs {
-  float* redundancy;
-};
-inline constexpr int kLightningChunk = 256;  // slots
-void lightning_redundancy(const Launch&, const LightningRedundancy&);
 
 struct Hit {
   int row;  // or -1

@@ -8,6 +8,8 @@
 
 namespace zipage::cuda {
 
+inline constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
+
 struct Source {
   KvLayout kv;
   const int32_t* blocks;

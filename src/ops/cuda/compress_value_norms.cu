@@ -9,8 +9,7 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kVector = 8;    // elements a lane holds of a value
-constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
+constexpr int kVector = 8;  // elements a lane holds of a value
 constexpr int kCluster = 4;
 
 // ---- kernels ----

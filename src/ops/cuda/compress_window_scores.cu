@@ -6,8 +6,8 @@
 // last makes the product again, p = 2^(z - offset): K is read twice, the logits [rows, slots] never exist. The maximum
 // over the heads is taken of z - offset, which has the order of p, so one exponential a row is enough.
 //
-// Blocks stay, each on a stretch of the units' chunks of slots one after the other: queries are read once a unit, and a
-// warp's next keys come while it works on these, which lie in registers.
+// Blocks stay, each on a stretch of the units' chunks of slots one after the other: queries are read once a unit where
+// all of them fit, and a warp's next keys come (fp8's are there) before it works on these, which lie in registers.
 #include <algorithm>
 
 #include "ops/cuda/compress_source.cuh"
@@ -19,7 +19,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kSlotsPerWarp = 32;
-constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
 constexpr int kChunk = kWarps * kSlotsPerWarp;
 constexpr int kRows = 8;  // window rows a tensor-core tile holds
 
@@ -63,17 +62,8 @@ __device__ __forceinline__ void load_keys(const Args& a, int unit, int first, st
       std::byte* to = keys + m * kSegment * kRowBytes;
       if constexpr (kFp8) {
         const uint4 v = row < valid ? *reinterpret_cast<const uint4*>(from + c * 16) : make_uint4(0, 0, 0, 0);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        uint32_t pairs[8];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 low = fp8x2_to_float2(words[j]), high = fp8x2_to_float2(words[j] >> 16);
-          pairs[2 * j] = pack(low.x, low.y), pairs[2 * j + 1] = pack(high.x, high.y);
-        }
-        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column)) =
-            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column + 1)) =
-            make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column)) = fp8x8_to_bf16x8(make_uint2(v.x, v.y));
+        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column + 1)) = fp8x8_to_bf16x8(make_uint2(v.z, v.w));
       } else {
         copy_async16(shared_address(to + swizzle<kRowBytes>(row, column)), from + c * 16, row < valid);
       }

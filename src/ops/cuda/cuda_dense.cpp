@@ -25,9 +25,10 @@ bool CudaBackend::norms_within(const Launch& where, Queue& queue, const DenseCha
   const auto plan = [&](const Matrix& x, const Matrix& out, bool norm_behind) {
     return gemm_hopper_plan(where, x.rows, x.cols, out.cols, x.stride, out.stride, norm_behind);
   };
-  const auto output = plan(p.x, p.hidden, true), down = plan(p.ffn, p.hidden, true);
+  const auto output = plan(p.x, p.hidden, true);
+  const auto down = last ? std::nullopt : plan(p.ffn, p.hidden, true);
   const auto next = last ? std::nullopt : plan(p.hidden, p.qkv, false);
-  if (!output || !down || (!last && !next)) return false;
+  if (!output || (!last && (!down || !next))) return false;
 
   auto* squares = reinterpret_cast<float*>(where.scratch + kGemmWorkspaceBytes);
   const auto layer = [&](const Matrix& x, const DenseChainParams::Layer& weights, const GemmPlan& how,

@@ -72,6 +72,18 @@ __device__ __forceinline__ uint32_t float2_to_fp8x2(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
+// Eight e4m3 values to bf16, exactly.
+__device__ __forceinline__ uint4 fp8x8_to_bf16x8(uint2 codes) {
+  const uint32_t words[2] = {codes.x, codes.y};
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 low = fp8x2_to_float2(words[i]), high = fp8x2_to_float2(words[i] >> 16);
+    pairs[2 * i] = pack(low.x, low.y), pairs[2 * i + 1] = pack(high.x, high.y);
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 // ---- reductions ----------------------------------------------------------------------------------------------------
 
 struct Sum {

@@ -1,5 +1,5 @@
 // Hopper's own instructions: barriers in shared memory, the tensor copy engine, matrix products of a warpgroup.
-// Only for code compiled for sm_90a; what does not need them stays in device.cuh.
+// Only for code compiled for sm_90a, but clusters are there from sm_90 on; what needs neither stays in device.cuh.
 #pragma once
 
 #include <cuda.h>
