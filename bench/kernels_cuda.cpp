@@ -255,7 +255,7 @@ void bench_chain(Bench& bench) {
   }
   const auto norm = bench.array(std::vector<float>(kHidden, 1.0F));
   const double bytes = 2.0 * kHidden * (6144.0 + kHidden + 3.0 * kIntermediate);
-  for (const int64_t rows : {1, 8, 16, 32, 40, 64, 80, 128, 256, 320, 8192}) {
+  for (const int64_t rows : {1, 8, 16, 24, 32, 40, 48, 64, 80, 128, 256, 320, 8192}) {
     const auto buffer = [&](int64_t cols) { return bench.random(static_cast<size_t>(rows * cols) * 2, "activations"); };
     const auto x = buffer(kHidden), hidden = buffer(kHidden), residual = buffer(kHidden), qkv = buffer(6144),
                gate_up = buffer(2 * kIntermediate), ffn = buffer(kIntermediate);

@@ -256,6 +256,12 @@ class CompressCuda : public ::testing::Test {
     EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
   }
 
+  void expect_scores(const CompressFixture& f, const OnDevice& on) {
+    expect_window_scores(f, on);
+    expect_redundancy(f, on);
+    expect_value_norms(f, on);
+  }
+
   std::unique_ptr<Device> device;
   cpu::CpuBackend cpu_backend{{.num_threads = 2}};
   std::unique_ptr<Queue> cpu_queue;
@@ -271,15 +277,9 @@ TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
 TEST_F(CompressCuda, LongSequencesOfManyHeadsScoreAsOnTheCpu) {
   for (const Shape& shape : large_shapes()) {
     CompressFixture f(shape);
-    const OnDevice on(*device, f);
-    expect_window_scores(f, on);
-    expect_redundancy(f, on);
-    expect_value_norms(f, on);
+    expect_scores(f, OnDevice(*device, f));
     const Fp8Numbers fp8(f);
-    const OnDevice fp8_on(*device, f, fp8);
-    expect_window_scores(f, fp8_on);
-    expect_redundancy(f, fp8_on);
-    expect_value_norms(f, fp8_on);
+    expect_scores(f, OnDevice(*device, f, fp8));
   }
 }
 
@@ -294,10 +294,7 @@ TEST_F(CompressCuda, Fp8KeysAndValuesCountAsTheNumbersTheyAre) {
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     CompressFixture f(cuda_shape(seed));
     const Fp8Numbers fp8(f);
-    const OnDevice on(*device, f, fp8);
-    expect_window_scores(f, on);
-    expect_redundancy(f, on);
-    expect_value_norms(f, on);
+    expect_scores(f, OnDevice(*device, f, fp8));
   }
 }
 

@@ -41,63 +41,29 @@ class Chain {
 
   // With the backend's own way, or the ops one by one.
   Results run(bool own) {
-    ActMatrix in = device_.act(x, shape_.rows, shape_.attention, 3);
-    ActMatrix sum = device_.act(residual, shape_.rows, shape_.hidden, 5);
-    ActMatrix hidden = device_.act({}, shape_.rows, shape_.hidden, 2);
-    ActMatrix wide = device_.act({}, shape_.rows, 2 * shape_.ffn, 4), ffn = device_.act({}, shape_.rows, shape_.ffn, 1);
-    ActMatrix qkv = device_.act({}, shape_.rows, shape_.qkv, 6);
-    const auto norms = device_.array(norm), next_norms = device_.array(next_norm);
-    DenseChainParams p{.x = in.matrix(),
-                       .residual = sum.matrix(),
-                       .output = output.layer(),
-                       .gate_up = gate_up.layer(),
-                       .down = down.layer(),
-                       .norm = norms.data(),
-                       .eps = 1e-5F,
-                       .hidden = hidden.matrix(),
-                       .gate_up_out = wide.matrix(),
-                       .ffn = ffn.matrix(),
-                       .qkv = qkv.matrix()};
-    if (!shape_.last) p.next_qkv = next_qkv.layer(), p.next_norm = next_norms.data();
-    Backend& backend = device_.backend();
+    Memory m(*this, {3, 5, 2, 4, 1, 6});
     if (own) {
-      backend.dense_chain(device_.queue(), p);
+      device_.backend().dense_chain(device_.queue(), m.params(*this));
     } else {
-      one_by_one(p);
+      one_by_one(m.params(*this));
     }
-    return {
-        .residual = sum.values(),
-        .hidden = hidden.values(),
-        .qkv = qkv.values(),
-        .gaps_untouched = sum.gap_untouched() && hidden.gap_untouched() && ffn.gap_untouched() && qkv.gap_untouched(),
-        .gate_up_untouched = std::ranges::all_of(wide.values(), [](float v) { return std::isnan(v); })};
+    return {.residual = m.sum.values(),
+            .hidden = m.hidden.values(),
+            .qkv = m.qkv.values(),
+            .gaps_untouched =
+                m.sum.gap_untouched() && m.hidden.gap_untouched() && m.ffn.gap_untouched() && m.qkv.gap_untouched(),
+            .gate_up_untouched = std::ranges::all_of(m.wide.values(), [](float v) { return std::isnan(v); })};
   }
 
   // How many of so many further runs give other bits than the first one.
   int runs_that_differ(int count) {
-    ActMatrix in = device_.act(x, shape_.rows, shape_.attention);
-    ActMatrix hidden = device_.act({}, shape_.rows, shape_.hidden);
-    ActMatrix wide = device_.act({}, shape_.rows, 2 * shape_.ffn), ffn = device_.act({}, shape_.rows, shape_.ffn);
-    ActMatrix qkv = device_.act({}, shape_.rows, shape_.qkv);
-    const auto norms = device_.array(norm), next_norms = device_.array(next_norm);
+    Memory m(*this, {});
     std::vector<float> first;
     int differ = 0;
     for (int i = 0; i <= count; ++i) {
-      ActMatrix sum = device_.act(residual, shape_.rows, shape_.hidden);
-      device_.backend().dense_chain(device_.queue(), {.x = in.matrix(),
-                                                      .residual = sum.matrix(),
-                                                      .output = output.layer(),
-                                                      .gate_up = gate_up.layer(),
-                                                      .down = down.layer(),
-                                                      .next_qkv = next_qkv.layer(),
-                                                      .norm = norms.data(),
-                                                      .next_norm = next_norms.data(),
-                                                      .eps = 1e-5F,
-                                                      .hidden = hidden.matrix(),
-                                                      .gate_up_out = wide.matrix(),
-                                                      .ffn = ffn.matrix(),
-                                                      .qkv = qkv.matrix()});
-      std::vector<float> got = qkv.values();
+      m.sum = device_.act(residual, shape_.rows, shape_.hidden);
+      device_.backend().dense_chain(device_.queue(), m.params(*this));
+      std::vector<float> got = m.qkv.values();
       if (i == 0) {
         first = std::move(got);
       } else if (got != first) {
@@ -130,6 +96,39 @@ class Chain {
   }
 
  private:
+  // What a call works on, with so much between rows.
+  struct Memory {
+    struct Gaps {
+      int in, sum, hidden, wide, ffn, qkv;
+    };
+    Memory(Chain& c, const Gaps& gaps)
+        : in(c.device_.act(c.x, c.shape_.rows, c.shape_.attention, gaps.in)),
+          sum(c.device_.act(c.residual, c.shape_.rows, c.shape_.hidden, gaps.sum)),
+          hidden(c.device_.act({}, c.shape_.rows, c.shape_.hidden, gaps.hidden)),
+          wide(c.device_.act({}, c.shape_.rows, 2 * c.shape_.ffn, gaps.wide)),
+          ffn(c.device_.act({}, c.shape_.rows, c.shape_.ffn, gaps.ffn)),
+          qkv(c.device_.act({}, c.shape_.rows, c.shape_.qkv, gaps.qkv)),
+          norms(c.device_.array(c.norm)),
+          next_norms(c.device_.array(c.next_norm)) {}
+    DenseChainParams params(const Chain& c) const {
+      DenseChainParams p{.x = in.matrix(),
+                         .residual = sum.matrix(),
+                         .output = c.output.layer(),
+                         .gate_up = c.gate_up.layer(),
+                         .down = c.down.layer(),
+                         .norm = norms.data(),
+                         .eps = 1e-5F,
+                         .hidden = hidden.matrix(),
+                         .gate_up_out = wide.matrix(),
+                         .ffn = ffn.matrix(),
+                         .qkv = qkv.matrix()};
+      if (!c.shape_.last) p.next_qkv = c.next_qkv.layer(), p.next_norm = next_norms.data();
+      return p;
+    }
+    ActMatrix in, sum, hidden, wide, ffn, qkv;
+    DeviceArray<float> norms, next_norms;
+  };
+
   void one_by_one(const DenseChainParams& p) {
     Backend& b = device_.backend();
     Queue& queue = device_.queue();

@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(kThreads)
       raw[i] = Part{};
       if (part < kParts && (slots >= kSegment || i * kTogether + sub < slots)) raw[i] = row[i * kTogether * kParts];
     }
+    // Added up over the lanes of a value, for all of them at once: every exchange leaves each half of the lanes with
+    // half of the values.
     float sum[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) sum[i] = squares(raw[i]);
-      // Over the lanes of a value, for all of them at once: every exchange leaves each half of the lanes with half of
-      // the values.
 #pragma unroll
     for (int count = kLoads / 2, offset = kLanes / 2; count > 0; count /= 2, offset /= 2) {
       const bool upper = (part & offset) != 0;

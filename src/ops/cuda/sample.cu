@@ -188,24 +188,21 @@ __device__ Best block_argmax(float value, int id, Shared& shared) {
   return {value, id};
 }
 
-// Called by the blocks of a row; true for the one that ends last, which has the best of all of them.
-__device__ bool best_of_parts(const Args& a, int index, int part, Best& best, Shared& shared) {
+// Called by the blocks of a row with their own best; true for the one that ends last, which gets the best id of all.
+__device__ bool best_of_parts(const Args& a, int index, int part, const Best& own, int& best) {
   unsigned long long* bests = a.bests + int64_t{index} * a.parts;
   if (threadIdx.x == 0) {
     // Ordered as wanted, 0 for none.
-    bests[part] = best.id < 0
+    bests[part] = own.id < 0
                       ? 0ULL
-                      : static_cast<unsigned long long>(order_key(best.value)) << 32 | static_cast<uint32_t>(~best.id);
+                      : static_cast<unsigned long long>(order_key(own.value)) << 32 | static_cast<uint32_t>(~own.id);
     __threadfence();
-    shared.list_size = atomicAdd(&a.ended[index], 1);
   }
-  __syncthreads();
-  if (shared.list_size != a.parts - 1) return false;
+  if (!__syncthreads_or(threadIdx.x == 0 && atomicAdd(&a.ended[index], 1) == a.parts - 1)) return false;
   __threadfence();
   unsigned long long all = 0;
   for (int i = 0; i < a.parts; ++i) all = max(all, __ldcg(bests + i));
-  best = {from_order_key(static_cast<uint32_t>(all >> 32)),
-          all == 0 ? -1 : static_cast<int>(~static_cast<uint32_t>(all))};
+  best = all == 0 ? -1 : static_cast<int>(~static_cast<uint32_t>(all));
   if (threadIdx.x == 0) a.ended[index] = 0;
   return true;
 }
@@ -303,9 +300,9 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   row.for_each(own, [&](int id, float x) {
     if (x > own || own_id < 0 || id < own_id) own = x, own_id = id;
   });
-  Best found = block_argmax(own, own_id, shared);
-  if (greedy && a.parts > 1 && !best_of_parts(a, index, part, found, shared)) return;
-  const int best = found.id;
+  const Best found = block_argmax(own, own_id, shared);
+  int best = found.id;
+  if (greedy && a.parts > 1 && !best_of_parts(a, index, part, found, best)) return;
   if (best < 0 || greedy) {
     if (threadIdx.x == 0) p.out_token[index] = best;
     return;
