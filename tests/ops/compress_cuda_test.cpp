@@ -199,6 +199,8 @@ std::vector<Shape> large_shapes() {
 
 class CompressCuda : public ::testing::Test {
  protected:
+  static constexpr float kCosineError = 2e-6F;  // of keys of up to 256 elements, RoPE undone
+
   void SetUp() override {
     const auto names = test::device_names();
     if (std::find(names.begin(), names.end(), "cuda") == names.end()) GTEST_SKIP() << "no CUDA device";
@@ -234,16 +236,37 @@ class CompressCuda : public ::testing::Test {
                            .keys = keys,
                            .cos_sin = f.cos_sin(),
                            .rotary_dim = f.shape().rotary_dim};
-        std::vector<float> expected = f.per_slot();
-        p.redundancy = expected.data();
-        cpu_backend.redundancy(*cpu_queue, p);
+        const auto on_cpu = [&](float threshold) {
+          RedundancyParams q = p;
+          std::vector<float> out = f.per_slot();
+          q.redundancy = out.data();
+          q.threshold = threshold;
+          cpu_backend.redundancy(*cpu_queue, q);
+          return out;
+        };
+        const float threshold = p.threshold;
+        const std::vector<float> expected = on_cpu(threshold);
+        RedundancyParams q = p;
         const auto actual = zeros(f);
-        p.source = on.source();
-        p.cos_sin = on.cos_sin();
-        p.redundancy = actual.data();
-        p.scratch = on.scratch();
-        gpu().redundancy(queue(), p);
-        EXPECT_TRUE(near(actual.values(), expected, 1e-9F, 2e-4F))
+        q.source = on.source();
+        q.cos_sin = on.cos_sin();
+        q.redundancy = actual.data();
+        q.scratch = on.scratch();
+        gpu().redundancy(queue(), q);
+        std::vector<float> values = actual.values();
+        if (scope != RedundancyScope::kMean && !near(values, expected, 1e-9F, 2e-4F)) {
+          // A cosine as close to the threshold as sums in fp32 are to each other may count on either side.
+          const std::vector<float> more = on_cpu(threshold - kCosineError), fewer = on_cpu(threshold + kCosineError);
+          int ties = 0;
+          for (size_t i = 0; i < values.size(); ++i) {
+            const auto is = [&](float wanted) { return std::abs(values[i] - wanted) <= 1e-9F + 2e-4F * wanted; };
+            if (is(expected[i]) || !(is(more[i]) || is(fewer[i]))) continue;
+            values[i] = expected[i];
+            ++ties;
+          }
+          EXPECT_LE(ties, static_cast<int>(values.size() / 10'000));
+        }
+        EXPECT_TRUE(near(values, expected, 1e-9F, 2e-4F))
             << f.shape().describe() << " scope " << static_cast<int>(scope) << " keys " << static_cast<int>(keys);
       }
     }
