@@ -8,9 +8,13 @@
 // fetched lasts.
 //
 // A block has the same columns of every GEMM: kHidden of the hidden size, kQkv of QKV, 2 * kHalf of gate and of up. Two
-// warpgroups multiply. Where the tile is wide (gate, up) each has half of it, gate and up of the same columns; else
-// they take turns along K and add up in the end. A norm needs the whole row: its input goes on without the division by
-// the root mean square, of which every block leaves its share, and whoever multiplies next divides what comes out.
+// groups of warps multiply. Where the tile is wide (gate, up) each has half of it, gate and up of the same columns;
+// else they take turns along K. A group's warps share each box of K, and shares of a sum meet in shared memory. The
+// product is transposed, columns by rows of x, so that few rows waste nothing: a warpgroup's own product has 64 rows at
+// least, and reading them made the weights wait.
+//
+// A norm needs the whole row: its input goes on without the division by the root mean square, of which every block
+// leaves its share, and whoever multiplies next divides what comes out.
 //
 // x is read by every block alike. The blocks of a cluster take turns in fetching it, for all of them.
 #include <algorithm>
@@ -27,19 +31,21 @@ namespace {
 
 // ---- numbers ----
 constexpr int kHidden = 32, kQkv = 48, kHalf = 48;  // columns
-constexpr int kGroupThreads = 128;                  // of a warpgroup
-constexpr int kThreads = 3 * kGroupThreads;         // one fetches, two multiply
-constexpr int kDepth = 64;                          // of K a box holds: 128 bytes a row
+constexpr int kGroupWarps = 4, kGroupThreads = kGroupWarps * kWarpSize;
+constexpr int kThreads = 3 * kGroupThreads;  // one group fetches, two multiply
+constexpr int kMultiplierWarps = 2 * kGroupWarps, kMultiplierThreads = kMultiplierWarps * kWarpSize;
+constexpr int kDepth = 64;  // of K a box holds: 128 bytes a row
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kSlotBytes = 2 * kHalf * kRowBytes;
 constexpr int kHiddenBoxes = kSlotBytes / (kHidden * kRowBytes), kQkvBoxes = kSlotBytes / (kQkv * kRowBytes);
 constexpr int kMaxSlots = 18;
-constexpr int kXSlots = 24;  // of one box each; two slots of weights a warpgroup are in use at a time
+constexpr int kXSlots = 24;  // of one box each; two slots of weights a group are in use at a time
 static_assert(kXSlots >= 4 * kHiddenBoxes && std::max(kXSlots, kMaxSlots) <= kWarpSize);
-// Where the warpgroups take turns, each has slots of its own: one that is ahead would take the end of the phase before
+static_assert(kDepth == 16 * kGroupWarps);  // a warp's part of a box
+// Where the groups take turns, each has slots of its own: one that is ahead would take the end of the phase before
 // the other's for the end of its own, since a barrier tells phases apart by their parity alone.
 static_assert(kXSlots % (2 * kHiddenBoxes) == 0 && kXSlots % (2 * kQkvBoxes) == 0);
-constexpr int kExchangeBytes = 2 * (kQkv / 16) * kGroupThreads * 16;
+constexpr int kRowTile = 8, kRowTiles = kMaxDenseChainRows / kRowTile, kColumnTile = 16;  // of a tensor-core product
 constexpr int kScaleThreads = 2 * kWarpSize;
 
 enum Gemm { kOutput, kGateUp, kDown, kNextQkv, kGemms };
@@ -54,7 +60,7 @@ struct Args {
   float eps;
   bf16 *residual_data, *hidden_data, *ffn_data, *qkv_data;
   int64_t residual_stride, hidden_stride, ffn_stride, qkv_stride;
-  float* squares;     // [rows, 2 * tiles[kOutput]] shares of a row's sum of squares
+  float* squares;     // [rows, tiles[kOutput]] shares of a row's sum of squares
   int32_t* counters;  // [kGemms] zero: arrivals before each GEMM but the first; blocks that are done
   int num_slots;      // even
   int x_bytes;
@@ -159,18 +165,10 @@ __device__ __forceinline__ void fetch_x(const Args& a, const Maps& maps, Rings& 
   }
 }
 
-// Operands' descriptors, of which only the place differs: it counts 16 bytes.
-__device__ __forceinline__ uint32_t operand_place(uint32_t address) {
-  return static_cast<uint32_t>(operand(address, 16, 1024));
-}
-__device__ __forceinline__ uint64_t operand_at(uint32_t place) {
-  return operand(0, 0, 1024) | place;
-}
-
 // 1 / root mean square of every row whose shares of squares the blocks have left.
 __device__ __forceinline__ void sum_squares(const Args& a, float* scales) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 2;
-  const int shares = 2 * a.tiles[kOutput];
+  const int shares = a.tiles[kOutput];
 #pragma unroll 2
   for (int row = warp; row < a.rows; row += 2) {
     float sum = 0.0F;
@@ -181,115 +179,158 @@ __device__ __forceinline__ void sum_squares(const Args& a, float* scales) {
   }
 }
 
-// A warpgroup's part in the GEMMs.
+// kTiles * kColumnTile columns of the output by the rows of x, as the tensor cores leave them.
+template <int kTiles>
+using Products = float[kTiles][kRowTiles][4];
+
+// Shares of such a sum, [warps, kRowTile, pitch]: rows of x by columns. The pitch spreads a warp's stores over all
+// banks.
+template <int kTiles>
+constexpr int kPitch = kTiles* kColumnTile + 4;
+template <int kTiles>
+constexpr int kShareFloats = kRowTile* kPitch<kTiles>;
+constexpr int kQkvTiles = kQkv / kColumnTile, kHalfTiles = 2 * kHalf / kColumnTile,
+              kHiddenTiles = kHidden / kColumnTile;
+// Gate's and up's rows come in one tile after the other, else all at once.
+constexpr int kExchangeBytes =
+    4 * kMultiplierWarps * std::max(kRowTiles * kShareFloats<kQkvTiles>, kShareFloats<kHalfTiles>);
+
+// A warp's part in the GEMMs.
 struct Multiplier {
   const Args& a;
   Rings& rings;
   uint32_t x_base, slots_base;
-  float4* exchange;  // [2][kQkv / 16][kGroupThreads]
+  float* exchange;
   int group, thread;
   int position = 0, x_position = 0;  // in the rings, where the GEMM begins
 
-  __device__ void free(int slot, int x_slot, int x_count, int x_arrivals) {
-    if (thread == 0) barrier_arrive(&rings.free[slot]);
-    if (thread >= a.cluster) return;
-    for (int i = 0; i < x_count; ++i) {
-      if (a.cluster == 1) {
-        barrier_arrive(&rings.x_free[x_slot], x_arrivals);
-      } else {
-        barrier_arrive_at(&rings.x_free[x_slot], thread, x_arrivals);
-      }
-      x_slot = x_slot + 1 == kXSlots ? 0 : x_slot + 1;
-    }
-  }
+  // Of the eight that multiply.
+  __device__ int warp() const { return group * kGroupWarps + thread / kWarpSize; }
 
-  // d [64 rows, 2 kCount columns] = the sum over this warpgroup's slots of the GEMM, every other one, of their boxes
-  // times as many of x; x_skip boxes of x are the other warpgroup's. Behind the rows that there are, shared memory
-  // holds something else: nobody stores those rows of the product.
-  template <int kCount, int kBoxes>
-  __device__ void multiply(float (&d)[kCount], int slots, Turn x_turn, int x_skip, int x_arrivals) {
+  // d = the sum over this group's slots of the GEMM, every other one, and of their boxes over the warp's 16 of 64
+  // elements of K; x_skip boxes of x are the other group's.
+  template <int kTiles, int kBoxes>
+  __device__ __forceinline__ void multiply(Products<kTiles>& d, int slots, Turn x_turn, int x_skip, int x_arrivals) {
+    const int lane = threadIdx.x % kWarpSize, chunk = 2 * (thread / kWarpSize);
+    const bool both = a.rows > kRowTile;
+    // Where the lane's row of a matrix lies: four of them are columns by K, or K by rows of x.
+    const int column = lane % 16, row = lane % 8 + (both ? lane / 16 * kRowTile : 0);
+    const uint32_t weight_at = column * kRowBytes + ((chunk + lane / 16) ^ column % 8) * 16;
+    const uint32_t x_at = row * kRowBytes + ((chunk + lane / 8 % 2) ^ row % 8) * 16;
     Turn turn(position + group, a.num_slots);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) d[i] = 0.0F;
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) d[m][n][0] = d[m][n][1] = d[m][n][2] = d[m][n][3] = 0.0F;
+    }
 #pragma unroll 1
     for (int i = 0; i < slots; ++i) {
       const int first_x = x_turn.slot;
-      uint32_t x[kBoxes];
+      const uint32_t weights = slots_base + turn.slot * kSlotBytes + weight_at;
       barrier_wait(&rings.full[turn.slot], turn.phase);
 #pragma unroll
       for (int j = 0; j < kBoxes; ++j) {
-        x[j] = operand_place(x_base + x_turn.slot * a.x_bytes);
+        uint32_t x[4];
         barrier_wait(&rings.x_full[x_turn.slot], x_turn.phase);
+        load_matrices(x, x_base + x_turn.slot * a.x_bytes + x_at);
         x_turn.advance(1);
-      }
-      x_turn.advance(x_skip);
-      const uint32_t weight = operand_place(slots_base + turn.slot * kSlotBytes);
-      product_begin();
 #pragma unroll
-      for (int j = 0; j < kBoxes; ++j) {
-#pragma unroll
-        for (int k = 0; k < kDepth / 16; ++k) {
-          product_ss(d, operand_at(x[j] + k * 2), operand_at(weight + (j * kCount * 2 * kRowBytes + k * 32) / 16),
-                     true);
+        for (int m = 0; m < kTiles; ++m) {
+          uint32_t weight[4];
+          load_matrices(weight, weights + (j * kTiles + m) * kColumnTile * kRowBytes);
+          mma<Bf16Math>(d[m][0], weight, x[0], x[1]);
+          if (both) mma<Bf16Math>(d[m][1], weight, x[2], x[3]);
         }
       }
-      product_commit();
-      // Not one product later, when the next is under way: x would be asked for so much later too.
-      product_wait<0>();
-      pin(d);
-      free(turn.slot, first_x, kBoxes, x_arrivals);
+      x_turn.advance(x_skip);
+      free<kBoxes>(turn.slot, first_x, x_arrivals);
       turn.advance(2);
     }
   }
 
-  // The tile's columns over this warpgroup's share of K.
+  // The tile's columns over this group's share of K.
   template <int kColumns, int kBoxes>
-  __device__ void multiply_share(int padded, float (&d)[kColumns / 2]) {
+  __device__ __forceinline__ void multiply_share(int padded, Products<kColumns / kColumnTile>& d) {
     const int slots = padded / kBoxes;
-    multiply<kColumns / 2, kBoxes>(d, (slots + 1 - group) / 2, Turn(x_position + group * kBoxes, kXSlots), kBoxes, 2);
+    multiply<kColumns / kColumnTile, kBoxes>(d, (slots + 1 - group) / 2, Turn(x_position + group * kBoxes, kXSlots),
+                                             kBoxes, 2);
     position += slots;
     x_position += padded;
   }
 
-  // Half the tile's columns over all of K.
-  __device__ void multiply_half(int steps, float (&d)[kHalf]) {
-    multiply<kHalf, 1>(d, steps, Turn(x_position, kXSlots), 0, 1);
+  // Half the tile's columns over all of K: kHalf of gate, then as many of up.
+  __device__ __forceinline__ void multiply_half(int steps, Products<kHalfTiles>& d) {
+    multiply<kHalfTiles, 1>(d, steps, Turn(x_position, kXSlots), 0, 1);
     position += 2 * steps;
     x_position += steps;
   }
 
-  // Adds the other warpgroup's share; each has half the columns then, eight by eight: [rows r, r + 8][2 columns].
-  template <int kColumns>
-  __device__ void add_up(const float (&d)[kColumns / 2], float (&sum)[kColumns / 16][4]) {
-    constexpr int kEights = kColumns / 16;
+  template <int kTiles>
+  __device__ __forceinline__ void leave(const Products<kTiles>& d, int row_tile, float* shares) const {
+    const int lane = threadIdx.x % kWarpSize, column = lane / 4, row = 2 * (lane % 4);
+    float* to = shares + warp() * kShareFloats<kTiles> + row * kPitch<kTiles> + column;
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) {
-      const int low = 4 * n, high = 4 * (n + kEights);
-      exchange[(group * kEights + n) * kGroupThreads + thread] =
-          group == 0 ? make_float4(d[high], d[high + 1], d[high + 2], d[high + 3])
-                     : make_float4(d[low], d[low + 1], d[low + 2], d[low + 3]);
-    }
-    sync_threads(1, 2 * kGroupThreads);
+    for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kEights; ++n) {
-      const float4 other = exchange[((1 - group) * kEights + n) * kGroupThreads + thread];
-      const int low = 4 * n, high = 4 * (n + kEights);
-      sum[n][0] = (group == 0 ? d[low] : d[high]) + other.x;
-      sum[n][1] = (group == 0 ? d[low + 1] : d[high + 1]) + other.y;
-      sum[n][2] = (group == 0 ? d[low + 2] : d[high + 2]) + other.z;
-      sum[n][3] = (group == 0 ? d[low + 3] : d[high + 3]) + other.w;
+      for (int i = 0; i < 4; ++i) {
+        const float value = row_tile == 0 ? d[m][0][i] : d[m][1][i];
+        to[i % 2 * kPitch<kTiles> + m * kColumnTile + i / 2 * 8] = value;
+      }
     }
   }
+  // Two columns of a row, over the shares of warps [first, first + count).
+  template <int kTiles, int kCount>
+  __device__ static __forceinline__ float2 sum(const float* shares, int first, int row, int column) {
+    const float* from = shares + first * kShareFloats<kTiles> + row * kPitch<kTiles> + column;
+    float2 total = make_float2(0.0F, 0.0F);
+#pragma unroll
+    for (int w = 0; w < kCount; ++w) {
+      const float2 share = *reinterpret_cast<const float2*>(from + w * kShareFloats<kTiles>);
+      total.x += share.x, total.y += share.y;
+    }
+    return total;
+  }
+  // Of all warps and all rows; afterwards the shares of row tile r begin at r * kMultiplierWarps * kShareFloats.
+  template <int kTiles>
+  __device__ __forceinline__ void leave_all(const Products<kTiles>& d) const {
+    leave<kTiles>(d, 0, exchange);
+    if (a.rows > kRowTile) leave<kTiles>(d, 1, exchange + kMultiplierWarps * kShareFloats<kTiles>);
+    sync();
+  }
+  template <int kTiles>
+  __device__ __forceinline__ float2 sum_of_all(int row, int column) const {
+    return sum<kTiles, kMultiplierWarps>(exchange + row / kRowTile * kMultiplierWarps * kShareFloats<kTiles>, 0,
+                                         row % kRowTile, column);
+  }
 
-  // What this warpgroup wrote can be read by all blocks once they have waited for all.
+  // What the warps wrote can be read by all blocks once they have waited for all.
   __device__ void arrive(int gemm) {
-    sync_threads(1, 2 * kGroupThreads);
+    sync();
     if (group == 0 && thread == 0)
       asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(a.counters + gemm) : "memory");
   }
+  // Among both groups.
+  __device__ void sync() const {
+    sync_threads(1, kMultiplierThreads);
+  }
+  __device__ void sync_group() const {
+    sync_threads(3 + group, kGroupThreads);
+  }
 
-  __device__ int row(int half) const {
-    return thread / kWarpSize * 16 + thread % kWarpSize / 4 + 8 * half;
+ private:
+  template <int kBoxes>
+  __device__ __forceinline__ void free(int slot, int first_x, int x_arrivals) {
+    const int lane = threadIdx.x % kWarpSize;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&rings.free[slot]);
+    if (lane < kBoxes * a.cluster) {
+      const int x = first_x + lane % kBoxes, x_slot = x < kXSlots ? x : x - kXSlots;
+      if (a.cluster == 1) {
+        barrier_arrive(&rings.x_free[x_slot], x_arrivals);
+      } else {
+        barrier_arrive_at(&rings.x_free[x_slot], lane / kBoxes, x_arrivals);
+      }
+    }
   }
 };
 
@@ -297,111 +338,104 @@ __device__ __forceinline__ float2 bias_of(const float* bias, int column) {
   return bias == nullptr ? make_float2(0.0F, 0.0F) : *reinterpret_cast<const float2*>(bias + column);
 }
 
-// The residual's columns of this thread stay in registers from the first GEMM to the third.
-constexpr int kHiddenEights = kHidden / 16;
-using Residual = uint32_t[kHiddenEights][2];
+// Two columns of a row of the residual are a thread's, and stay in its register from the first GEMM to the last.
+struct ResidualPair {
+  int row, column;  // within the tile
+  bool there;
+  uint32_t value = 0;
+  __device__ ResidualPair(const Args& a, const Multiplier& m) {
+    constexpr int kPairs = kHidden / 2;
+    static_assert(kMultiplierThreads == kPairs * kMaxDenseChainRows);
+    const int index = m.group * kGroupThreads + m.thread;
+    row = index / kPairs, column = index % kPairs * 2;
+    there = row < a.rows && first_column() < a.hidden;
+    if (there) value = *at(a.residual_data, a.residual_stride);
+  }
+  __device__ int first_column() const { return static_cast<int>(blockIdx.x) * kHidden + column; }
+  __device__ uint32_t* at(bf16* data, int64_t stride) const {
+    return reinterpret_cast<uint32_t*>(data + row * stride + first_column());
+  }
+};
 
 __device__ __forceinline__ void add_to_residual(const Args& a, Multiplier& m, int gemm, const float* norm,
-                                                Residual& residual) {
-  float d[kHidden / 2], sum[kHiddenEights][4];
-  const int tile = static_cast<int>(blockIdx.x), first = tile * kHidden + m.group * (kHidden / 2) + 2 * (m.thread % 4);
-  float2 bias[kHiddenEights], w[kHiddenEights];  // on their way while the GEMM runs
-#pragma unroll
-  for (int n = 0; n < kHiddenEights; ++n) {
-    const bool there = first + n * 8 < a.hidden;
-    bias[n] = there ? bias_of(a.bias[gemm], first + n * 8) : make_float2(0.0F, 0.0F);
-    w[n] = there ? bias_of(norm, first + n * 8) : make_float2(0.0F, 0.0F);
-  }
+                                                ResidualPair& residual) {
+  Products<kHiddenTiles> d;
+  float2 bias = make_float2(0.0F, 0.0F), w = bias;  // on their way while the GEMM runs
+  if (residual.there) bias = bias_of(a.bias[gemm], residual.first_column()), w = bias_of(norm, residual.first_column());
   m.multiply_share<kHidden, kHiddenBoxes>(padded_steps(a, gemm), d);
-  m.add_up<kHidden>(d, sum);
-  float squares[2] = {};
-#pragma unroll
-  for (int n = 0; n < kHiddenEights; ++n) {
-    const int column = first + n * 8;
-    if (column >= a.hidden) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m.row(half);
-      if (row >= a.rows) continue;
-      const uint32_t branch = pack(sum[n][2 * half] + bias[n].x, sum[n][2 * half + 1] + bias[n].y);
-      auto* to = reinterpret_cast<uint32_t*>(a.hidden_data + row * a.hidden_stride + column);
-      if (norm == nullptr) {  // behind the last layer: whoever needs the row adds it
-        *to = branch;
-        continue;
-      }
-      const float2 add = unpack(branch), before = unpack(residual[n][half]);
-      residual[n][half] = pack(before.x + add.x, before.y + add.y);
-      *reinterpret_cast<uint32_t*>(a.residual_data + row * a.residual_stride + column) = residual[n][half];
-      const float2 now = unpack(residual[n][half]);
-      squares[half] += now.x * now.x + now.y * now.y;
-      *to = pack(now.x * w[n].x, now.y * w[n].y);
+  m.leave_all<kHiddenTiles>(d);
+  float squares = 0.0F;
+  if (residual.there) {
+    const float2 sum = m.sum_of_all<kHiddenTiles>(residual.row, residual.column);
+    const uint32_t branch = pack(sum.x + bias.x, sum.y + bias.y);
+    uint32_t* to = residual.at(a.hidden_data, a.hidden_stride);
+    if (norm == nullptr) {  // behind the last layer: whoever needs the row adds it
+      *to = branch;
+    } else {
+      const float2 add = unpack(branch), before = unpack(residual.value);
+      residual.value = pack(before.x + add.x, before.y + add.y);
+      *residual.at(a.residual_data, a.residual_stride) = residual.value;
+      const float2 now = unpack(residual.value);
+      squares = now.x * now.x + now.y * now.y;
+      *to = pack(now.x * w.x, now.y * w.y);
     }
   }
   if (norm == nullptr) return;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    squares[half] += __shfl_xor_sync(kFullMask, squares[half], 1);
-    squares[half] += __shfl_xor_sync(kFullMask, squares[half], 2);
-    if (m.thread % 4 == 0 && m.row(half) < a.rows && tile < a.tiles[gemm])
-      a.squares[(m.row(half) * a.tiles[gemm] + tile) * 2 + m.group] = squares[half];
-  }
+  for (int offset = kHidden / 4; offset > 0; offset >>= 1) squares += __shfl_xor_sync(kFullMask, squares, offset);
+  const int tile = static_cast<int>(blockIdx.x);
+  if (residual.column == 0 && residual.row < a.rows && tile < a.tiles[gemm])
+    a.squares[residual.row * a.tiles[gemm] + tile] = squares;
 }
 
 __device__ __forceinline__ void gate_and_up(const Args& a, Multiplier& m, const float* scales) {
-  float d[kHalf];
+  constexpr int kPairs = kHalf / 2;
+  Products<kHalfTiles> d;
   m.multiply_half(a.steps[kGateUp], d);
-  sync_threads(2, 2 * kGroupThreads + kScaleThreads);
-#pragma unroll
-  for (int n = 0; n < kHalf / 8; ++n) {
-    const int column = (2 * static_cast<int>(blockIdx.x) + m.group) * kHalf + n * 8 + 2 * (m.thread % 4);
-    if (column >= a.ffn) continue;
-    const float2 gate_bias = bias_of(a.bias[kGateUp], column), up_bias = bias_of(a.bias[kGateUp], a.ffn + column);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m.row(half), low = 4 * n + 2 * half, up = low + kHalf / 2;
-      if (row >= a.rows) continue;
-      const float gate0 = d[low] * scales[row] + gate_bias.x, gate1 = d[low + 1] * scales[row] + gate_bias.y;
-      const float up0 = d[up] * scales[row] + up_bias.x, up1 = d[up + 1] * scales[row] + up_bias.y;
+  sync_threads(2, kMultiplierThreads + kScaleThreads);
+#pragma unroll 1
+  for (int tile = 0; tile * kRowTile < a.rows; ++tile) {
+    if (tile > 0) m.sync_group();
+    m.leave<kHalfTiles>(d, tile, m.exchange);
+    m.sync_group();
+    const int rows = min(kRowTile, a.rows - tile * kRowTile);
+#pragma unroll 1
+    for (int i = m.thread; i < rows * kPairs; i += kGroupThreads) {
+      const int local = i / kPairs, row = tile * kRowTile + local, pair = i % kPairs * 2;
+      const int column = (2 * static_cast<int>(blockIdx.x) + m.group) * kHalf + pair;
+      if (column >= a.ffn) continue;
+      float2 gate = m.sum<kHalfTiles, kGroupWarps>(m.exchange, m.group * kGroupWarps, local, pair);
+      float2 up = m.sum<kHalfTiles, kGroupWarps>(m.exchange, m.group * kGroupWarps, local, kHalf + pair);
+      const float2 gate_bias = bias_of(a.bias[kGateUp], column), up_bias = bias_of(a.bias[kGateUp], a.ffn + column);
+      const float scale = scales[row];
+      gate.x = gate.x * scale + gate_bias.x, gate.y = gate.y * scale + gate_bias.y;
+      up.x = up.x * scale + up_bias.x, up.y = up.y * scale + up_bias.y;
       *reinterpret_cast<uint32_t*>(a.ffn_data + row * a.ffn_stride + column) =
-          pack(__fdividef(gate0, 1.0F + __expf(-gate0)) * up0, __fdividef(gate1, 1.0F + __expf(-gate1)) * up1);
+          pack(__fdividef(gate.x, 1.0F + __expf(-gate.x)) * up.x, __fdividef(gate.y, 1.0F + __expf(-gate.y)) * up.y);
     }
   }
 }
 
 __device__ __forceinline__ void next_qkv(const Args& a, Multiplier& m, const float* scales) {
-  float d[kQkv / 2], sum[kQkv / 16][4];
+  constexpr int kPairs = kQkv / 2;
+  Products<kQkvTiles> d;
   m.multiply_share<kQkv, kQkvBoxes>(padded_steps(a, kNextQkv), d);
-  m.add_up<kQkv>(d, sum);
-  sync_threads(2, 2 * kGroupThreads + kScaleThreads);
-#pragma unroll
-  for (int n = 0; n < kQkv / 16; ++n) {
-    const int column = static_cast<int>(blockIdx.x) * kQkv + (n + m.group * (kQkv / 16)) * 8 + 2 * (m.thread % 4);
+  m.leave_all<kQkvTiles>(d);
+  sync_threads(2, kMultiplierThreads + kScaleThreads);
+#pragma unroll 1
+  for (int i = m.group * kGroupThreads + m.thread; i < a.rows * kPairs; i += kMultiplierThreads) {
+    const int row = i / kPairs, pair = i % kPairs * 2, column = static_cast<int>(blockIdx.x) * kQkv + pair;
     if (column >= a.qkv) continue;
-    const float2 bias = bias_of(a.bias[kNextQkv], column);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = m.row(half);
-      if (row >= a.rows) continue;
-      *reinterpret_cast<uint32_t*>(a.qkv_data + row * a.qkv_stride + column) =
-          pack(sum[n][2 * half] * scales[row] + bias.x, sum[n][2 * half + 1] * scales[row] + bias.y);
-    }
+    const float2 sum = m.sum_of_all<kQkvTiles>(row, pair), bias = bias_of(a.bias[kNextQkv], column);
+    *reinterpret_cast<uint32_t*>(a.qkv_data + row * a.qkv_stride + column) =
+        pack(sum.x * scales[row] + bias.x, sum.y * scales[row] + bias.y);
   }
 }
 
 __device__ __forceinline__ void multiply_all(const Args& a, Multiplier& m,
                                              const float (&scales)[2][kMaxDenseChainRows]) {
   wait_for_previous();
-  Residual residual{};
-#pragma unroll
-  for (int n = 0; n < kHiddenEights; ++n) {
-    const int column = static_cast<int>(blockIdx.x) * kHidden + (n + m.group * kHiddenEights) * 8 + 2 * (m.thread % 4);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (column < a.hidden && m.row(half) < a.rows)
-        residual[n][half] =
-            *reinterpret_cast<const uint32_t*>(a.residual_data + m.row(half) * a.residual_stride + column);
-    }
-  }
+  ResidualPair residual(a, m);
   // The same instructions twice: the second time they are at hand.
 #pragma unroll 1
   for (int gemm = kOutput; gemm < a.gemms; gemm += 2) {
@@ -430,11 +464,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < a.num_slots) {
     barrier_init(&rings.full[thread], 1);
-    barrier_init(&rings.free[thread], 1);
+    barrier_init(&rings.free[thread], kGroupWarps);
   }
   if (thread < kXSlots) {
     barrier_init(&rings.x_full[thread], 1);
-    barrier_init(&rings.x_free[thread], 2 * a.cluster);
+    barrier_init(&rings.x_free[thread], kMultiplierWarps * a.cluster);
   }
   if (thread == 0) barrier_init(&rings.normed, 1);
   if (thread < kWarpSize) barrier_init_done();
@@ -457,16 +491,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_wait(&rings.normed, phase);
       sum_squares(a, scales[gemm == kNextQkv ? 1 : 0]);
       phase ^= 1;
-      sync_threads(2, 2 * kGroupThreads + kScaleThreads);
+      sync_threads(2, kMultiplierThreads + kScaleThreads);
     }
   } else {
-    // The same in all lanes, so that addresses of operands are computed once a warp.
+    // The same in all lanes, so that where the rings are is computed once a warp.
     const int group = __shfl_sync(kFullMask, thread / kGroupThreads - 1, 0);
     Multiplier m{.a = a,
                  .rings = rings,
                  .x_base = shared_address(x_slots),
                  .slots_base = shared_address(slots),
-                 .exchange = reinterpret_cast<float4*>(slots + a.num_slots * kSlotBytes),
+                 .exchange = reinterpret_cast<float*>(slots + a.num_slots * kSlotBytes),
                  .group = group,
                  .thread = thread % kGroupThreads};
     multiply_all(a, m, scales);
