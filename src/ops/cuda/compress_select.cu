@@ -1,7 +1,7 @@
 // Stage 7: the best slots, exactly as many as the budget, in sequence order. One block a unit.
 //
-// The bound is found digit by digit from the top, by histograms in shared memory of keys in registers; then one walk in
-// sequence order gives every kept slot its place.
+// The bound is found digit by digit from the top, by histograms in shared memory of keys in registers, until all that
+// share its digits stay; then counts in sequence order give every kept slot its place.
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {
@@ -22,55 +22,93 @@ __device__ uint32_t order_key(float f) {
   return bits & 0x80000000U ? ~bits : bits | 0x80000000U;
 }
 
-struct Scan {
-  int before;  // of lower threads
-  int total;
+// Adds a warp's digits to the histogram; those of the first lanes that differ at once, since most keys of a sequence
+// share their highest digits. All lanes of the warp call it.
+__device__ __forceinline__ void count_digits(int* histogram, unsigned digit, bool inside) {
+  const int lane = threadIdx.x % kWarpSize;
+  unsigned left = __ballot_sync(kFullMask, inside);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (left == 0) return;
+    const int speaker = __ffs(static_cast<int>(left)) - 1;
+    const unsigned same = __ballot_sync(kFullMask, digit == __shfl_sync(kFullMask, digit, speaker)) & left;
+    if (lane == speaker) atomicAdd(&histogram[digit], __popc(same));
+    left &= ~same;
+  }
+  if ((left >> lane & 1U) != 0) atomicAdd(&histogram[digit], 1);
+}
+
+struct Counts {
+  int above, at_bound;
 };
 
-__device__ Scan block_scan(bool flag, int* shared) {
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const unsigned votes = __ballot_sync(kFullMask, flag);
-  __syncthreads();
-  if (lane == 0) shared[warp] = __popc(votes);
-  __syncthreads();
-  int before = 0, total = 0;
+// By a warp: of every warp's slots in a stretch, in sequence order, how many came before; the last is the total.
+__device__ __forceinline__ void add_up(Counts (&counts)[kOwn * kWarps + 1]) {
+  constexpr int kEach = kOwn * kWarps / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  Counts own[kEach], sum{};
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    before += w < warp ? shared[w] : 0;
-    total += shared[w];
+  for (int i = 0; i < kEach; ++i) {
+    own[i] = counts[lane * kEach + i];
+    sum.above += own[i].above, sum.at_bound += own[i].at_bound;
   }
-  return {before + __popc(votes & ((1U << lane) - 1U)), total};
+  Counts before = sum;
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset <<= 1) {
+    const int above = __shfl_up_sync(kFullMask, before.above, offset);
+    const int at_bound = __shfl_up_sync(kFullMask, before.at_bound, offset);
+    if (lane >= offset) before.above += above, before.at_bound += at_bound;
+  }
+  if (lane == kWarpSize - 1) counts[kOwn * kWarps] = before;
+  before.above -= sum.above, before.at_bound -= sum.at_bound;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    counts[lane * kEach + i] = before;
+    before.above += own[i].above, before.at_bound += own[i].at_bound;
+  }
 }
 
 struct Digit {
   unsigned digit;
-  int above;  // keys with a higher digit
+  int above, equal;  // keys with a higher digit, with this one
 };
 
 // The digit at which the counts, added up from the top, reach `wanted`.
 __device__ Digit find_digit(const int* histogram, int wanted) {
   const int lane = threadIdx.x % kWarpSize;
   constexpr int kEach = kDigits / kWarpSize;  // bins a lane, from the top down
+  static_assert(kEach == 8);
+  const int4 *lowest = reinterpret_cast<const int4*>(histogram) + 2 * (kWarpSize - 1 - lane), low = lowest[0],
+             high = lowest[1];
+  const int bins[kEach] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
   int own = 0;
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) own += histogram[kDigits - 1 - lane * kEach - i];
+  for (const int bin : bins) own += bin;
   int sum = own;
 #pragma unroll
   for (int offset = 1; offset < kWarpSize; offset <<= 1) {
     const int other = __shfl_up_sync(kFullMask, sum, offset);
     if (lane >= offset) sum += other;
   }
-  const int holder = __ffs(__ballot_sync(kFullMask, sum >= wanted)) - 1;
-  int above = sum - own, digit = kDigits - 1 - lane * kEach;
-  for (int i = 0; i < kEach - 1 && above + histogram[digit] < wanted; ++i) above += histogram[digit--];
-  return {static_cast<unsigned>(__shfl_sync(kFullMask, digit, holder)), __shfl_sync(kFullMask, above, holder)};
+  const int holder = __ffs(static_cast<int>(__ballot_sync(kFullMask, sum >= wanted))) - 1;
+  int above = sum - own, skipped = 0, equal = 0;
+  bool open = true;
+#pragma unroll
+  for (const int bin : bins) {
+    if (open) equal = bin;
+    open = open && above + bin < wanted;
+    if (open) above += bin, ++skipped;
+  }
+  return {static_cast<unsigned>(__shfl_sync(kFullMask, kDigits - 1 - lane * kEach - skipped, holder)),
+          __shfl_sync(kFullMask, above, holder), __shfl_sync(kFullMask, equal, holder)};
 }
 
 __global__ void __launch_bounds__(kThreads) select_kernel(const float* final_scores, int num_slots, int budget,
                                                           int block_size, bool whole_blocks, int32_t* kept) {
   wait_for_previous();
   extern __shared__ float block_values[];  // [ceil(num_slots / block_size)], for whole_blocks
-  __shared__ int sums[kWarps], histogram[kDigits];
+  __shared__ Counts counts[kOwn * kWarps + 1];
+  __shared__ __align__(16) int histogram[kDigits];
   const float* f = final_scores + int64_t{blockIdx.x} * num_slots;
   if (whole_blocks) {
     for (int block = threadIdx.x; block * block_size < num_slots; block += kThreads) {
@@ -90,53 +128,69 @@ __global__ void __launch_bounds__(kThreads) select_kernel(const float* final_sco
     const float own = f[t];
     return order_key(whole_blocks && own != INFINITY ? block_values[t / block_size] : own);
   };
-  uint32_t own[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const int t = threadIdx.x + i * kThreads;
-    own[i] = t < num_slots ? key(t) : 0;
-  }
-  const auto for_each_key = [&](auto&& f) {
+  uint32_t keys[kOwn];
+  const auto read_keys = [&](int base) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (threadIdx.x + i * kThreads < num_slots) f(own[i]);
+      const int t = base + i * kThreads + threadIdx.x;
+      keys[i] = t < num_slots ? key(t) : 0;
     }
-    for (int t = threadIdx.x + kOwn * kThreads; t < num_slots; t += kThreads) f(key(t));
   };
 
   // The largest bound that at least `budget` keys reach.
   uint32_t bound = 0;
   int wanted = budget, equal = 0;  // wanted of the keys that share the digits found so far; keys at the bound
-  for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
+  for (int shift = 32 - kDigitBits; shift >= 0 && equal != wanted; shift -= kDigitBits) {
     for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram[i] = 0;
     __syncthreads();
-    for_each_key([&](uint32_t k) {
-      const bool inside = shift == 32 - kDigitBits || (k ^ bound) >> (shift + kDigitBits) == 0;
-      if (inside) atomicAdd(&histogram[k >> shift & (kDigits - 1)], 1);
-    });
+    for (int base = 0; base < num_slots; base += kOwn * kThreads) {
+      if (base > 0 || shift == 32 - kDigitBits || num_slots > kOwn * kThreads) read_keys(base);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int first = base + i * kThreads;
+        if (first >= num_slots) break;
+        const bool shares = shift == 32 - kDigitBits || (keys[i] ^ bound) >> (shift + kDigitBits) == 0;
+        count_digits(histogram, keys[i] >> shift & (kDigits - 1),
+                     shares && first + static_cast<int>(threadIdx.x) < num_slots);
+      }
+    }
     __syncthreads();
     const Digit found = find_digit(histogram, wanted);
     bound |= found.digit << shift;
     wanted -= found.above;
-    equal = histogram[found.digit];
+    equal = found.equal;
     __syncthreads();
   }
-  // Of the slots at the bound the oldest go.
+  // Of the slots at the bound the oldest go. Where all that share the digits found stay, the bound lies below them.
   const int too_many = equal - wanted;
 
   int32_t* out = kept + int64_t{blockIdx.x} * budget;
-  int equal_before = 0, kept_before = 0;
-  for (int base = 0; base < num_slots; base += kThreads) {
-    const int t = base + threadIdx.x;
-    const bool inside = t < num_slots;
-    const uint32_t k = inside ? key(t) : 0;
-    const bool at_bound = inside && k == bound;
-    const Scan equals = block_scan(at_bound, sums);
-    const bool keep = inside && (k > bound || (at_bound && equal_before + equals.before >= too_many));
-    const Scan keeps = block_scan(keep, sums);
-    if (keep) out[kept_before + keeps.before] = t;
-    equal_before += equals.total;
-    kept_before += keeps.total;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const unsigned lower = (1U << lane) - 1;
+  int above_before = 0, equal_before = 0;
+  for (int base = 0; base < num_slots; base += kOwn * kThreads) {
+    if (num_slots > kOwn * kThreads) read_keys(base);
+    unsigned above[kOwn], at_bound[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const bool inside = base + i * kThreads + static_cast<int>(threadIdx.x) < num_slots;
+      above[i] = __ballot_sync(kFullMask, inside && keys[i] > bound);
+      at_bound[i] = __ballot_sync(kFullMask, inside && keys[i] == bound);
+      if (lane == 0) counts[i * kWarps + warp] = {__popc(above[i]), __popc(at_bound[i])};
+    }
+    __syncthreads();
+    if (warp == 0) add_up(counts);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const Counts before = counts[i * kWarps + warp];
+      const int equals = equal_before + before.at_bound + __popc(at_bound[i] & lower);
+      const int place = above_before + before.above + __popc(above[i] & lower) + max(equals - too_many, 0);
+      const bool stays = (above[i] >> lane & 1U) != 0 || ((at_bound[i] >> lane & 1U) != 0 && equals >= too_many);
+      if (stays) out[place] = base + i * kThreads + threadIdx.x;
+    }
+    above_before += counts[kOwn * kWarps].above, equal_before += counts[kOwn * kWarps].at_bound;
+    __syncthreads();
   }
 }
 
