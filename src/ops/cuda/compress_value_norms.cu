@@ -7,10 +7,15 @@ namespace zipage::cuda {
 namespace {
 
 // ---- numbers ----
-constexpr int kThreads = 256;
+constexpr int kThreads = 192;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kVector = 8;  // elements a lane holds of a value
 constexpr int kCluster = 4;
+
+// On a multiprocessor: a segment's share lies in registers.
+constexpr int blocks_at_once(int parts) {
+  return parts > 16 ? 3 : 5;
+}
 
 // ---- kernels ----
 
@@ -51,7 +56,7 @@ __device__ __forceinline__ float cluster_total(float own, int cluster, float* sh
 
 // Some lanes hold one value, of which the first kParts, head_dim / 8, have a part.
 template <int kParts, typename Part>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, blocks_at_once(kParts))
     value_norms_kernel(const __grid_constant__ Source source, float* scores, int cluster) {
   wait_for_previous();
   __shared__ float partial[kWarpSize], brought;
@@ -66,10 +71,13 @@ __global__ void __launch_bounds__(kThreads)
   const int segments = ceil_div(num_slots, kSegment);
   const int first = rank * kWarps + static_cast<int>(threadIdx.x) / kWarpSize, step = cluster * kWarps;
   float total = 0;
+  const auto row_of = [&](int segment) {
+    return reinterpret_cast<const Part*>(source.key_row(unit, segment * kSegment) + source.kv.value_offset) +
+           sub * kParts + part;
+  };
+  const Part* row = first < segments ? row_of(first) : nullptr;
   for (int segment = first; segment < segments; segment += step) {
     const int begin = segment * kSegment;
-    const auto* row =
-        reinterpret_cast<const Part*>(source.key_row(unit, begin) + source.kv.value_offset) + sub * kParts + part;
     Part raw[kLoads];
     const int slots = num_slots - begin;
 #pragma unroll
@@ -77,6 +85,11 @@ __global__ void __launch_bounds__(kThreads)
       raw[i] = Part{};
       if (part < kParts && (slots >= kSegment || i * kTogether + sub < slots)) raw[i] = row[i * kTogether * kParts];
     }
+    // What the next round needs to begin, and this one to end, comes meanwhile.
+    if (segment + step < segments) row = row_of(segment + step);
+    const int t = begin + part / 2 * kTogether + sub;
+    const bool owns = part % 2 == 0 && t < num_slots;
+    const float score = owns ? a[t] : 0.0F;
     // Added up over the lanes of a value, for all of them at once: every exchange leaves each half of the lanes with
     // half of the values.
     float sum[kLoads];
@@ -92,9 +105,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const float norm = sqrtf(sum[0] + __shfl_xor_sync(kFullMask, sum[0], 1));
-    const int t = begin + part / 2 * kTogether + sub;
-    if (part % 2 == 0 && t < num_slots) {
-      a[t] *= norm;
+    if (owns) {
+      a[t] = score * norm;
       total += norm;
     }
   }
