@@ -29,6 +29,9 @@ struct LightningRedundancy {
 };
 inline constexpr int kLightningChunk = 256;  // slots
 void lightning_redundancy(const Launch&, const LightningRedundancy&);
+// The same with Hopper's own instructions, for the keys that it serves.
+bool serves_lightning_hopper(const Launch&, const LightningRedundancy&);
+void lightning_redundancy_hopper(const Launch&, const LightningRedundancy&);
 
 // sums [units, shares, head_dim]: each unit's first share becomes the sum of all.
 void add_shares(const Launch&, float* sums, int units, int shares, int head_dim);

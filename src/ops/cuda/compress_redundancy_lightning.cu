@@ -1,6 +1,6 @@
 // Stage 4 for scope lightning: nothing leaves its chunk of slots, so a block of threads reads a chunk's keys (heads of
 // 256 elements twice) and does it all: 1/|k|, u, R[m] = k^[m] . u in fp32, and the search, over k^ in half precision in
-// shared memory.
+// shared memory. On Hopper, keys as they lie in the cache go by compress_redundancy_lightning_hopper.cu.
 #include "ops/cuda/compress_redundancy.h"
 #include "ops/cuda/compress_redundancy_search.cuh"
 
@@ -182,6 +182,7 @@ void launch_lightning(const Launch& launch, const Args& a) {
 // ---- launcher ----
 
 void lightning_redundancy(const Launch& launch, const LightningRedundancy& p) {
+  if (serves_lightning_hopper(launch, p)) return lightning_redundancy_hopper(launch, p);
   const Args a{{{p.source, p.cos_sin, p.rotary_dim}, p.threshold, p.inverse}, p.redundancy};
   switch (p.source.geometry.head_dim) {
     case 64:
