@@ -8,9 +8,11 @@
 //
 // Blocks stay, each on a stretch of the units' chunks of slots one after the other: queries are read once a unit where
 // all of them fit, and a warp's next keys come (fp8's are there) before it works on these, which lie in registers.
+//
+// Where a sequence's slots fit into a cluster's blocks, K is read once (compress_window_scores_cluster.cu).
 #include <algorithm>
 
-#include "ops/cuda/compress_source.cuh"
+#include "ops/cuda/compress_window_scores.cuh"
 
 namespace zipage::cuda {
 namespace {
@@ -20,28 +22,19 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kSlotsPerWarp = 32;
 constexpr int kChunk = kWarps * kSlotsPerWarp;
-constexpr int kRows = 8;  // window rows a tensor-core tile holds
 
 // On a multiprocessor: keys lie in registers.
 constexpr int blocks_at_once(int head_dim) {
   return head_dim > 128 ? 2 : 4;
 }
 
-struct Args {
-  Source source;
-  const bf16* ring;  // of the query slot: layer stride ring_layer, rows [window, num_heads, head_dim]
-  int64_t ring_layer;
-  int num_heads, group;
-  int window, first_row_position, row_stride;  // rows, position of row 0, positions from a row to the next
-  int ring_rows, oldest;                       // rows of the ring, and where row 0 lies in it
-  int row_tiles, tiles_at_once;                // of kRows window rows; so many of them lie in shared memory at a time
-  int chunks, all_chunks, chunks_per_block;    // of kChunk slots: of a unit, of all units
-  float scale_log2;
-  float2* stats;   // [units, row tiles, chunks, group, kRows] maximum and sum, in
-                   // log2
-  float* offsets;  // [units, row tiles, group, kRows] log2 of the softmax's
-                   // denominator; +inf: the row gives nothing
-  float* scores;
+struct Args : WindowScores {
+  int tiles_at_once;                         // row tiles that lie in shared memory at a time
+  int chunks, all_chunks, chunks_per_block;  // of kChunk slots: of a unit, of all units
+  // [units, row tiles, chunks, group, kRows] maximum and sum, in log2
+  float2* stats;
+  // [units, row tiles, group, kRows] log2 of the softmax's denominator; +inf: the row gives nothing
+  float* offsets;
 };
 
 // ---- kernels ----
@@ -77,32 +70,19 @@ __device__ __forceinline__ void load_keys(const Args& a, int unit, int first, st
 template <int kHeadDim>
 __device__ void load_queries(const Args& a, int unit, int first_tile, int last_tile, std::byte* queries) {
   constexpr int kRowBytes = kHeadDim * 2, kChunks = kRowBytes / 16;
-  const bf16* ring = a.ring + a.source.layer(unit) * a.ring_layer + int64_t{a.source.head(unit)} * a.group * kHeadDim;
+  const bf16* ring = unit_queries(a, unit, kHeadDim);
   int line = 0;  // kRows lines a head
   for (int tile = first_tile; tile < last_tile; ++tile) {
     for (int head = 0; head < a.group; ++head, line += kRows) {
       for (int c = threadIdx.x; c < kRows * kChunks; c += kThreads) {
         const int row = tile * kRows + c / kChunks, column = c % kChunks;
-        const int ring_row =
-            row < a.window ? (a.oldest + row < a.ring_rows ? a.oldest + row : a.oldest + row - a.ring_rows) : 0;
-        const bf16* from = ring + (int64_t{ring_row} * a.num_heads + head) * kHeadDim;
+        const bf16* from = ring + (int64_t{ring_row(a, row < a.window ? row : 0)} * a.num_heads + head) * kHeadDim;
         copy_async16(shared_address(queries + swizzle<kRowBytes>(line + c / kChunks, column)),
                      reinterpret_cast<const uint4*>(from) + column, row < a.window);
       }
     }
   }
   copy_commit();
-}
-
-__device__ __forceinline__ float2 merge(float2 a, float2 b) {
-  const float top = fmaxf(a.x, b.x);
-  if (top == -INFINITY) return a;
-  return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
-}
-
-__device__ __forceinline__ int first_row_seeing(const Args& a, int position) {
-  const int behind = position - a.first_row_position;
-  return behind <= 0 ? 0 : (behind + a.row_stride - 1) / a.row_stride;
 }
 
 template <bool kFp8, int kHeadDim, bool kSecond>
@@ -155,10 +135,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kHeadDim)) window_ker
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int slot = chunk * kChunk + warp * kSlotsPerWarp + m * 16 + g + 8 * i;
-          first_visible[m][i] = slot >= num_slots ? INT_MAX
-                                : slot < num_slots - a.window * a.row_stride
-                                    ? 0
-                                    : first_row_seeing(a, a.source.position(unit, slot));
+          first_visible[m][i] = first_row_seeing(a, unit, slot);
         }
       }
     }
@@ -291,8 +268,7 @@ __global__ void offsets_kernel(const __grid_constant__ Args a) {
     float2 all = make_float2(-INFINITY, 0.0F);
 #pragma unroll 8
     for (int c = 0; c < num_chunks; ++c) all = merge(all, stats[int64_t{c} * lines]);
-    const bool real = row_tile * kRows + line % kRows < a.window && all.y > 0.0F;
-    a.offsets[int64_t{blockIdx.x} * count + i] = real ? all.x + log2f(all.y) : INFINITY;
+    a.offsets[int64_t{blockIdx.x} * count + i] = row_tile * kRows + line % kRows < a.window ? offset_of(all) : INFINITY;
   }
 }
 
@@ -350,20 +326,21 @@ size_t window_scores_scratch_bytes(const KvGeometry& g, int num_heads, int windo
 void window_scores(const Launch& launch, const WindowScoreParams& p) {
   const KvGeometry& g = p.source.kv.geometry;
   const int64_t slot_elements = int64_t{p.ring.window} * p.num_heads * g.head_dim;
-  Args a{.source = Source(p.source),
-         .ring = static_cast<const bf16*>(p.ring.data) + p.query_slot * slot_elements,
-         .ring_layer = p.ring.num_query_slots * slot_elements,
-         .num_heads = p.num_heads,
-         .group = p.num_heads / g.num_kv_heads,
-         .window = p.ring.num_rows(p.source.logical_len()),
-         .first_row_position = p.ring.first_position(p.source.logical_len()),
-         .row_stride = p.ring.stride,
-         .ring_rows = p.ring.window,
-         .oldest = p.ring.row(p.ring.first_position(p.source.logical_len())),
-         .row_tiles = ceil_div(p.ring.num_rows(p.source.logical_len()), kRows),
-         .scale_log2 = p.scale * kLog2e,
-         .stats = reinterpret_cast<float2*>(p.scratch),
-         .scores = p.scores};
+  Args a{{.source = Source(p.source),
+          .ring = static_cast<const bf16*>(p.ring.data) + p.query_slot * slot_elements,
+          .ring_layer = p.ring.num_query_slots * slot_elements,
+          .num_heads = p.num_heads,
+          .group = p.num_heads / g.num_kv_heads,
+          .window = p.ring.num_rows(p.source.logical_len()),
+          .first_row_position = p.ring.first_position(p.source.logical_len()),
+          .row_stride = p.ring.stride,
+          .ring_rows = p.ring.window,
+          .oldest = p.ring.row(p.ring.first_position(p.source.logical_len())),
+          .row_tiles = ceil_div(p.ring.num_rows(p.source.logical_len()), kRows),
+          .scale_log2 = p.scale * kLog2e,
+          .scores = p.scores}};
+  if (serves_window_cluster(launch, a)) return window_scores_cluster(launch, a);
+  a.stats = reinterpret_cast<float2*>(p.scratch);
   a.offsets = reinterpret_cast<float*>(a.stats +
                                        num_rows(g, p.num_heads, p.ring.window) * ceil_div(p.source.num_slots, kChunk));
   if (a.source.kv.is_fp8) {

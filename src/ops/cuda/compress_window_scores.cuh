@@ -1,0 +1,58 @@
+// What the ways to stage 1 share: the window's queries, and what a softmax's parts come to.
+#pragma once
+
+#include <climits>
+
+#include "ops/cuda/compress_source.cuh"
+
+namespace zipage::cuda {
+
+inline constexpr int kRows = 8;  // window rows of one query head that a tensor-core tile holds
+
+struct WindowScores {
+  Source source;
+  const bf16* ring;  // of the query slot: layer stride ring_layer, rows [window, num_heads, head_dim]
+  int64_t ring_layer;
+  int num_heads, group;
+  int window, first_row_position, row_stride;  // rows, position of row 0, positions from a row to the next
+  int ring_rows, oldest;                       // rows of the ring, and where row 0 lies in it
+  int row_tiles;                               // of kRows window rows
+  float scale_log2;
+  float* scores;
+};
+
+// Where a window row lies in the ring.
+__device__ __forceinline__ int ring_row(const WindowScores& a, int row) {
+  return a.oldest + row < a.ring_rows ? a.oldest + row : a.oldest + row - a.ring_rows;
+}
+// The first head's query in row 0 of the ring; heads lie one after the other, num_heads of them a row.
+__device__ __forceinline__ const bf16* unit_queries(const WindowScores& a, int unit, int head_dim) {
+  return a.ring + a.source.layer(unit) * a.ring_layer + int64_t{a.source.head(unit)} * a.group * head_dim;
+}
+
+// The first window row that sees a slot; none sees one past the end.
+__device__ __forceinline__ int first_row_seeing(const WindowScores& a, int unit, int slot) {
+  const int num_slots = a.source.num_slots;
+  if (slot >= num_slots) return INT_MAX;
+  if (slot < num_slots - a.window * a.row_stride) return 0;
+  const int behind = a.source.position(unit, slot) - a.first_row_position;
+  return behind <= 0 ? 0 : (behind + a.row_stride - 1) / a.row_stride;
+}
+
+// Maximum and sum of 2^(z - maximum) of two parts of a row.
+__device__ __forceinline__ float2 merge(float2 a, float2 b) {
+  const float top = fmaxf(a.x, b.x);
+  if (top == -INFINITY) return a;
+  return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
+}
+
+// log2 of a row's denominator; +inf: the row gives nothing.
+__device__ __forceinline__ float offset_of(float2 row) {
+  return row.y > 0.0F ? row.x + log2f(row.y) : INFINITY;
+}
+
+// Where a sequence's slots fit into a cluster of blocks, on Hopper.
+bool serves_window_cluster(const Launch&, const WindowScores&);
+void window_scores_cluster(const Launch&, const WindowScores&);
+
+}  // namespace zipage::cuda
