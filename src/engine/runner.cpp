@@ -15,6 +15,13 @@ size_t sampling_staging_bytes(const SamplingBatch& batch, size_t num_rows) {
          (batch.history_ids.size() * 2 + batch.bias_ids.size() * 2 + batch.allowed.size() + num_rows * 2) * 4 + 4096;
 }
 
+bool counts_up_from_zero(const std::vector<int32_t>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] != static_cast<int32_t>(i)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Runner::Runner(const EngineConfig& config, std::unique_ptr<Backend> backend, const ModelConfig& model)
@@ -77,7 +84,8 @@ Runner::SamplingInputs Runner::upload_sampling(const StepBatch& batch, const Sam
   StagingArena& arena = *sampling_inputs_;
   arena.reset();
   const auto put = [&arena]<typename T>(const std::vector<T>& values) { return arena.put(std::span<const T>(values)); };
-  const int32_t* rows = put(batch.logit_rows);
+  // A step of decodes samples all of its tokens.
+  const int32_t* rows = counts_up_from_zero(batch.logit_rows) ? nullptr : put(batch.logit_rows);
   const int32_t* known = put(launched.known);
   const Results results = results_in(results_->data());
   const SampleParams params{.vocab = sampling.vocab,

@@ -75,7 +75,7 @@ class Runner final : public ModelRunner {
   void forward(const StepBatch& batch);
   // Uploads what the batch samples with, in front of the batch, so that no copy stands between it and the sampler.
   struct SamplingInputs {
-    const int32_t *rows, *known;  // device
+    const int32_t *rows, *known;  // device; rows null: the batch's first tokens
     SampleParams params;
   };
   SamplingInputs upload_sampling(const StepBatch& batch, const SamplingBatch& sampling, Launched& launched);

@@ -129,20 +129,25 @@ void Decoder::forward(Queue& queue, const BatchView& batch, const KvPool& kv, co
 Matrix Decoder::logits(Queue& queue, const int32_t* rows, int num_rows) {
   ZIPAGE_CHECK(num_rows <= max_logit_rows_, "logits of {} rows, reserved for {}", num_rows, max_logit_rows_);
   // Only sampled rows go through the last addition, the norm and the head.
-  const Matrix branch = activation(*gathered_, num_rows, config_.hidden_size);
-  const Matrix sum = activation(*gathered_residual_, num_rows, config_.hidden_size);
-  backend_.gather_rows(queue,
-                       {.x = activation(*hidden_, max_tokens_, config_.hidden_size), .rows = rows, .out = branch});
-  backend_.gather_rows(queue,
-                       {.x = activation(*residual_, max_tokens_, config_.hidden_size), .rows = rows, .out = sum});
+  const Matrix normal = activation(*gathered_, num_rows, config_.hidden_size);
+  Matrix branch = activation(*hidden_, num_rows, config_.hidden_size);
+  Matrix sum = activation(*residual_, num_rows, config_.hidden_size);
+  if (rows != nullptr) {
+    const auto gathered = [&](const Buffer& from, const Matrix& out) {
+      backend_.gather_rows(queue, {.x = activation(from, max_tokens_, config_.hidden_size), .rows = rows, .out = out});
+      return out;
+    };
+    branch = gathered(*hidden_, normal);
+    sum = gathered(*residual_, activation(*gathered_residual_, num_rows, config_.hidden_size));
+  }
   backend_.rms_norm(
-      queue, {.x = branch, .residual = sum, .weight = weights_.final_norm, .eps = config_.rms_norm_eps, .out = branch});
+      queue, {.x = branch, .residual = sum, .weight = weights_.final_norm, .eps = config_.rms_norm_eps, .out = normal});
   const Matrix out{.data = logits_->data(),
                    .dtype = DType::kF32,
                    .rows = num_rows,
                    .cols = config_.vocab_size,
                    .stride = config_.vocab_size};
-  backend_.linear(queue, {.x = branch, .weight = &weights_.head(), .out = out});
+  backend_.linear(queue, {.x = normal, .weight = &weights_.head(), .out = out});
   return out;
 }
 

@@ -28,8 +28,8 @@ class Decoder {
     forward(queue, batch, kv, ring, 1);
   }
 
-  // Logits of the tokens `rows` (device, indices into the last batch) -> fp32 [num_rows, vocab], valid until the next
-  // call. REQUIRES: num_rows <= max_logit_rows
+  // Logits of the tokens `rows` (device, indices into the last batch; null: its first ones) -> fp32 [num_rows, vocab],
+  // valid until the next call. Once a batch. REQUIRES: num_rows <= max_logit_rows
   Matrix logits(Queue& queue, const int32_t* rows, int num_rows);
 
   const float* cos_sin() const { return cos_sin_->as<float>(); }
