@@ -155,6 +155,21 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
   }
   __syncthreads();
 
+  // This block's share of the tile's columns, eight at a time, by whole warps: where a norm follows, the threads of a
+  // row, a power of two, add up its squares. Those that multiply fetch what they need for that before they begin.
+  const int share = kOut / a.split, chunks = share / 8, first = rank * share;
+  const bool norm_follows = !kGated && a.residual != nullptr;
+  const auto before_norm = [&](int item) -> BeforeNorm {
+    const int row = item / chunks, column = tile * kOut + first + item % chunks * 8;
+    if (!norm_follows || row >= a.rows || column >= a.columns) return {};
+    return load_before_norm(a, row, column);
+  };
+  BeforeNorm before{};
+  if (norm_follows && threadIdx.x < S::kMultipliers) {
+    wait_till_previous_ended();
+    before = before_norm(threadIdx.x);
+  }
+
   float* partial = reinterpret_cast<float*>(stages);  // [kWays, rows, kPitch], once all stages have been used
   if (threadIdx.x == S::kMultipliers) {
     const auto fetch_weight = [&](int step, int stage) {
@@ -222,17 +237,8 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
   }
   __syncthreads();
 
-  // This block's share of the tile's columns, eight at a time, by whole warps: where a norm follows, the threads of a
-  // row, a power of two, add up its squares.
-  const int share = kOut / a.split, chunks = share / 8, first = rank * share;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const bool norm_follows = !kGated && a.residual != nullptr;
-  const auto before_norm = [&](int item) -> BeforeNorm {
-    const int row = item / chunks, column = tile * kOut + first + item % chunks * 8;
-    if (!norm_follows || row >= a.rows || column >= a.columns) return {};
-    return load_before_norm(a, row, column);
-  };
-  BeforeNorm before = before_norm(threadIdx.x);
+  if (threadIdx.x >= S::kMultipliers) before = before_norm(threadIdx.x);
   if (a.split > 1) cluster_sync();
 
   const auto add_up = [&](int row, int column, float(&v)[8]) {

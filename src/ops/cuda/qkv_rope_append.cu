@@ -54,6 +54,13 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
     }
   }
 
+  float weight[kVector] = {};  // of the next head's norm, on its way while the head before is worked on
+  const auto norm_of = [&](int head) { return head < a.num_heads ? a.q_norm : a.k_norm; };
+  const auto fetch_weight = [&](int head) {
+    if (active && norm_of(head) != nullptr) load8(norm_of(head) + c * kVector, weight);
+  };
+  fetch_weight(blockIdx.y * kHeadsAtOnce + static_cast<int>(threadIdx.x) / kLanes);
+
   wait_till_previous_ended();
   for (int base = blockIdx.y * kHeadsAtOnce; base < heads; base += gridDim.y * kHeadsAtOnce) {
     const int head = base + static_cast<int>(threadIdx.x) / kLanes;
@@ -62,20 +69,18 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
     const bool here = active && head < heads;
     float x[kVector] = {};
     if (here) unpack8(*at, x);
-    const float* norm = is_query ? a.q_norm : a.k_norm;
     if (a.q_norm != nullptr || a.k_norm != nullptr) {
       float squares = 0.0F;
 #pragma unroll
       for (int e = 0; e < kVector; ++e) squares += x[e] * x[e];
 #pragma unroll
       for (int offset = kLanes / 2; offset > 0; offset >>= 1) squares += __shfl_xor_sync(kFullMask, squares, offset);
-      if (here && !is_value && norm != nullptr) {
+      if (here && !is_value && norm_of(head) != nullptr) {
         const float scale = rsqrtf(squares / static_cast<float>(kHeadDim) + a.eps);
-        float w[kVector];
-        load8(norm + c * kVector, w);
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) x[e] *= scale * w[e];
+        for (int e = 0; e < kVector; ++e) x[e] *= scale * weight[e];
       }
+      if (base + gridDim.y * kHeadsAtOnce < heads) fetch_weight(head + gridDim.y * kHeadsAtOnce);
     }
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
