@@ -54,15 +54,16 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
     }
   }
 
-  float weight[kVector] = {};  // of the next head's norm, on its way while the head before is worked on
+  const int first = blockIdx.y * kHeadsAtOnce;
+  float weight[kVector] = {};  // of the head's norm; the first one's is on its way before there is a row
   const auto norm_of = [&](int head) { return head < a.num_heads ? a.q_norm : a.k_norm; };
   const auto fetch_weight = [&](int head) {
     if (active && norm_of(head) != nullptr) load8(norm_of(head) + c * kVector, weight);
   };
-  fetch_weight(blockIdx.y * kHeadsAtOnce + static_cast<int>(threadIdx.x) / kLanes);
+  fetch_weight(first + static_cast<int>(threadIdx.x) / kLanes);
 
   wait_till_previous_ended();
-  for (int base = blockIdx.y * kHeadsAtOnce; base < heads; base += gridDim.y * kHeadsAtOnce) {
+  for (int base = first; base < heads; base += gridDim.y * kHeadsAtOnce) {
     const int head = base + static_cast<int>(threadIdx.x) / kLanes;
     const bool is_query = head < a.num_heads, is_value = head >= a.num_heads + num_kv_heads;
     auto* at = reinterpret_cast<uint4*>(a.qkv + token * a.stride + int64_t{head} * kHeadDim) + c;
@@ -76,11 +77,11 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
 #pragma unroll
       for (int offset = kLanes / 2; offset > 0; offset >>= 1) squares += __shfl_xor_sync(kFullMask, squares, offset);
       if (here && !is_value && norm_of(head) != nullptr) {
+        if (base > first) fetch_weight(head);
         const float scale = rsqrtf(squares / static_cast<float>(kHeadDim) + a.eps);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) x[e] *= scale * weight[e];
       }
-      if (base + gridDim.y * kHeadsAtOnce < heads) fetch_weight(head + gridDim.y * kHeadsAtOnce);
     }
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
