@@ -183,6 +183,30 @@ std::vector<Shape> large_shapes() {
   return {s, wide};
 }
 
+// Of a sequence that a cluster of blocks on Hopper has at once (up to 8 x 384 slots): every number of blocks, with the
+// last one full or of a single slot, and more slots than fit. Window rows times heads fill 64 lines, or leave some
+// over; the window may be longer than the sequence.
+std::vector<Shape> cluster_shapes() {
+  const struct {
+    int slots, scored, group, window, stride, block_size;
+  } rows[] = {{384, 0, 8, 5, 1, 16},      {385, 300, 4, 16, 1, 48},   {1100, 900, 2, 32, 1, 80},
+              {1536, 0, 1, 64, 1, 64},    {1905, 1700, 3, 16, 4, 48}, {2304, 2048, 4, 16, 3, 64},
+              {2688, 0, 8, 1, 1, 128},    {2689, 2000, 7, 8, 1, 80},  {3072, 2816, 4, 13, 4, 48},
+              {3073, 2816, 4, 13, 4, 48}, {10, 0, 4, 16, 1, 16},      {10, 3, 1, 50, 3, 64},
+              {1, 0, 5, 5, 1, 16}};
+  std::vector<Shape> shapes;
+  for (const auto& row : rows) {
+    for (const int head_dim : {64, 128}) {
+      Shape s{.group = row.group, .head_dim = head_dim, .block_size = row.block_size, .num_slots = row.slots};
+      s.num_scored = row.scored, s.evicted = row.scored > 0 ? 700 : 0;
+      s.window = row.window, s.query_stride = row.stride;
+      s.seed = static_cast<uint32_t>(row.slots + head_dim);
+      shapes.push_back(s);
+    }
+  }
+  return shapes;
+}
+
 ::testing::AssertionResult near(const std::vector<float>& actual, const std::vector<float>& expected, float absolute,
                                 float relative) {
   if (actual.size() != expected.size()) return ::testing::AssertionFailure() << actual.size() << " values";
@@ -231,45 +255,46 @@ class CompressCuda : public ::testing::Test {
   void expect_redundancy(const CompressFixture& f, const OnDevice& on) {
     for (RedundancyScope scope : {RedundancyScope::kExact, RedundancyScope::kMean, RedundancyScope::kLightning}) {
       for (RedundancyKeys keys : {RedundancyKeys::kContent, RedundancyKeys::kRotated}) {
-        RedundancyParams p{.source = f.source(),
-                           .scope = scope,
-                           .keys = keys,
-                           .cos_sin = f.cos_sin(),
-                           .rotary_dim = f.shape().rotary_dim};
-        const auto on_cpu = [&](float threshold) {
-          RedundancyParams q = p;
-          std::vector<float> out = f.per_slot();
-          q.redundancy = out.data();
-          q.threshold = threshold;
-          cpu_backend.redundancy(*cpu_queue, q);
-          return out;
-        };
-        const float threshold = p.threshold;
-        const std::vector<float> expected = on_cpu(threshold);
-        RedundancyParams q = p;
-        const auto actual = zeros(f);
-        q.source = on.source();
-        q.cos_sin = on.cos_sin();
-        q.redundancy = actual.data();
-        q.scratch = on.scratch();
-        gpu().redundancy(queue(), q);
-        std::vector<float> values = actual.values();
-        if (scope != RedundancyScope::kMean && !near(values, expected, 1e-9F, 2e-4F)) {
-          // A cosine as close to the threshold as sums in fp32 are to each other may count on either side.
-          const std::vector<float> more = on_cpu(threshold - kCosineError), fewer = on_cpu(threshold + kCosineError);
-          int ties = 0;
-          for (size_t i = 0; i < values.size(); ++i) {
-            const auto is = [&](float wanted) { return std::abs(values[i] - wanted) <= 1e-9F + 2e-4F * wanted; };
-            if (is(expected[i]) || !(is(more[i]) || is(fewer[i]))) continue;
-            values[i] = expected[i];
-            ++ties;
-          }
-          EXPECT_LE(ties, static_cast<int>(values.size() / 10'000));
-        }
-        EXPECT_TRUE(near(values, expected, 1e-9F, 2e-4F))
-            << f.shape().describe() << " scope " << static_cast<int>(scope) << " keys " << static_cast<int>(keys);
+        expect_redundancy(f, on, scope, keys, RedundancyParams{}.threshold);
       }
     }
+  }
+  void expect_redundancy(const CompressFixture& f, const OnDevice& on, RedundancyScope scope, RedundancyKeys keys,
+                         float threshold) {
+    RedundancyParams p{
+        .source = f.source(), .scope = scope, .keys = keys, .cos_sin = f.cos_sin(), .rotary_dim = f.shape().rotary_dim};
+    const auto on_cpu = [&](float at) {
+      std::vector<float> out = f.per_slot();
+      p.redundancy = out.data();
+      p.threshold = at;
+      cpu_backend.redundancy(*cpu_queue, p);
+      return out;
+    };
+    const std::vector<float> expected = on_cpu(threshold);
+    RedundancyParams q = p;
+    const auto actual = zeros(f);
+    q.source = on.source();
+    q.cos_sin = on.cos_sin();
+    q.redundancy = actual.data();
+    q.scratch = on.scratch();
+    gpu().redundancy(queue(), q);
+    std::vector<float> values = actual.values();
+    if (scope != RedundancyScope::kMean && !near(values, expected, 1e-9F, 2e-4F)) {
+      // A cosine as close to the threshold as sums in fp32 are to each other may count on either side.
+      const std::vector<float> more = on_cpu(std::max(threshold - kCosineError, 0.0F)),
+                               fewer = on_cpu(threshold + kCosineError);
+      int ties = 0;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const auto is = [&](float wanted) { return std::abs(values[i] - wanted) <= 1e-9F + 2e-4F * wanted; };
+        if (is(expected[i]) || !(is(more[i]) || is(fewer[i]))) continue;
+        values[i] = expected[i];
+        ++ties;
+      }
+      EXPECT_LE(ties, static_cast<int>(values.size() / 10'000));
+    }
+    EXPECT_TRUE(near(values, expected, 1e-9F, 2e-4F))
+        << f.shape().describe() << " scope " << static_cast<int>(scope) << " keys " << static_cast<int>(keys)
+        << " threshold " << threshold;
   }
   void expect_value_norms(const CompressFixture& f, const OnDevice& on) {
     std::vector<float> scores = f.random_scores();
@@ -297,6 +322,15 @@ TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
   }
 }
 
+TEST_F(CompressCuda, WindowScoresOfAClustersSlotsEqualTheCpus) {
+  for (const Shape& shape : cluster_shapes()) {
+    CompressFixture f(shape);
+    expect_window_scores(f, OnDevice(*device, f));
+    const Fp8Numbers fp8(f);
+    expect_window_scores(f, OnDevice(*device, f, fp8));
+  }
+}
+
 TEST_F(CompressCuda, LongSequencesOfManyHeadsScoreAsOnTheCpu) {
   for (const Shape& shape : large_shapes()) {
     CompressFixture f(shape);
@@ -310,6 +344,67 @@ TEST_F(CompressCuda, RedundancyEqualsTheCpusForEveryScope) {
   for (uint32_t seed = 1; seed <= 24; ++seed) {
     CompressFixture f(cuda_shape(seed));
     expect_redundancy(f, OnDevice(*device, f));
+  }
+}
+
+// Whole chunks, a slot less and a slot more, and ends of every kind within a chunk. A threshold of 0 is below what keys
+// of length 0 and slots past the end come to.
+TEST_F(CompressCuda, LightningEqualsTheCpusForChunksOfAnyLength) {
+  uint32_t seed = 0;
+  for (const int slots : {1, 2, 15, 16, 17, 33, 64, 65, 127, 193, 255, 256, 257, 511, 512, 529}) {
+    for (const int head_dim : {64, 128}) {
+      const int block_sizes[] = {16, 48, 64, 80};
+      Shape shape{.head_dim = head_dim, .block_size = block_sizes[seed % 4], .num_slots = slots, .window = 1};
+      shape.seed = ++seed;
+      CompressFixture f(shape);
+      const OnDevice bf16(*device, f);
+      for (const float threshold : {0.0F, 0.3F, 0.8F}) {
+        expect_redundancy(f, bf16, RedundancyScope::kLightning, RedundancyKeys::kRotated, threshold);
+      }
+      const Fp8Numbers fp8(f);
+      expect_redundancy(f, OnDevice(*device, f, fp8), RedundancyScope::kLightning, RedundancyKeys::kRotated, 0.3F);
+    }
+  }
+}
+
+// Four keys over and over. Two of them have a cosine so near the threshold, on either side, that products on tensor
+// cores leave it in doubt; what becomes of half of the columns depends on it.
+TEST_F(CompressCuda, CosinesNextToTheThresholdCountAsFp32HasThem) {
+  for (const int head_dim : {64, 96, 128, 256}) {
+    CompressFixture f({.head_dim = head_dim, .num_slots = 600});
+    std::mt19937 random(static_cast<uint32_t>(head_dim));
+    std::normal_distribution<double> normal;
+    std::vector<oracle::Row> keys(4, oracle::Row(static_cast<size_t>(head_dim)));
+    for (size_t key = 0; key < 4; ++key) {
+      for (size_t d = 0; d < keys[key].size(); ++d) {
+        const double x = normal(random) + (key == 1 ? keys[0][d] : 0.0);
+        keys[key][d] = static_cast<float>(Bf16(static_cast<float>(x)));
+      }
+    }
+    for (int layer = 0; layer < f.shape().num_layers; ++layer) {
+      for (int head = 0; head < f.shape().num_kv_heads; ++head) {
+        oracle::Head& h = f.mutable_sequence().heads[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+        for (int t = 0; t < f.shape().num_slots; ++t) {
+          const int b = f.shape().block_size;
+          h.k[static_cast<size_t>(t)] = keys[static_cast<size_t>(t % 4)];
+          f.write_slot(layer, head, t, f.table()[static_cast<size_t>(t / b)], t % b);
+        }
+      }
+    }
+    const auto cosine = [](const oracle::Row& x, const oracle::Row& y) {
+      return oracle::dot(x, y) / std::sqrt(oracle::dot(x, x) * oracle::dot(y, y));
+    };
+    ASSERT_GT(cosine(keys[0], keys[1]), 0.5);
+    for (size_t key = 2; key < 4; ++key) {
+      for (size_t other = 0; other < key; ++other) ASSERT_LT(cosine(keys[other], keys[key]), 0.4);
+    }
+    const OnDevice on(*device, f);
+    for (const float off : {-4e-5F, -5 * kCosineError, 5 * kCosineError, 4e-5F}) {
+      const float threshold = static_cast<float>(cosine(keys[0], keys[1])) + off;
+      for (const RedundancyScope scope : {RedundancyScope::kExact, RedundancyScope::kLightning}) {
+        expect_redundancy(f, on, scope, RedundancyKeys::kRotated, threshold);
+      }
+    }
   }
 }
 
@@ -372,8 +467,16 @@ TEST_F(CompressCuda, ValueNormsCarryPoolAndCombineEqualTheCpus) {
 }
 
 TEST_F(CompressCuda, SelectKeepsTheVerySlotsThatTheCpuKeeps) {
-  for (uint32_t seed = 1; seed <= 40; ++seed) {
-    CompressFixture f(cuda_shape(seed));
+  std::vector<Shape> shapes;
+  for (uint32_t seed = 1; seed <= 40; ++seed) shapes.push_back(cuda_shape(seed));
+  // As many as a block keeps in registers, one more, and more than twice as many.
+  for (const int slots : {4096, 4097, 4097, 9001}) {
+    shapes.push_back({.num_layers = 1, .num_kv_heads = 2, .block_size = 48, .num_slots = slots});
+  }
+  uint32_t seed = 0;
+  for (const Shape& shape : shapes) {
+    ++seed;
+    CompressFixture f(shape);
     const OnDevice on(*device, f);
     std::mt19937 random(seed);
     std::vector<float> final_scores = f.per_slot();

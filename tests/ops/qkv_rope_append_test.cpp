@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/compare.h"
@@ -32,29 +33,32 @@ std::vector<float> cos_sin_table(int positions, int rotary_dim) {
 struct Shape {
   int num_heads, num_kv_heads, head_dim, rotary_dim, block_size;
   bool norms;
+  int prompt = 21;  // tokens
 };
 
 TEST_P(QkvRopeAppendTest, SplitsNormalisesRotatesStoresAndRecords) {
   Random random(1);
   for (const Shape& shape :
        {Shape{8, 2, 64, 64, 64, true}, Shape{3, 3, 128, 128, 16, false}, Shape{4, 1, 80, 40, 32, true},
-        Shape{16, 1, 32, 32, 256, false}, Shape{2, 2, 256, 128, 64, true}}) {
+        Shape{16, 1, 32, 32, 256, false}, Shape{2, 2, 256, 128, 64, true},
+        // More tokens than a device works on at once, and more heads than a block has.
+        Shape{13, 3, 128, 128, 64, true, 600}}) {
     if (!device.serves_head_dim(shape.head_dim)) continue;
     SCOPED_TRACE(testing::Message() << shape.num_heads << " heads of " << shape.head_dim);
     const int layers = 2, layer = 1, window = 4, query_slots = 3;
     PagedKv kv(device, {layers, 64, shape.block_size, shape.num_kv_heads, shape.head_dim, DType::kBF16});
-    const std::vector<TestSequence> sequences{{9, 1}, {-1, 1}, {0, 21}, {30, 5}};
-    const auto tables = kv.make_tables({10, 0, 21, 35}, random);
+    const std::vector<TestSequence> sequences{{9, 1}, {-1, 1}, {0, shape.prompt}, {30, 5}};
+    const auto tables = kv.make_tables({10, 0, shape.prompt, 35}, random);
     TestBatch batch(device, sequences, tables, shape.block_size);
     const int tokens = batch.view().num_tokens;
     const int width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
     const std::vector<float> qkv = device.stored(random.normals(tokens * width));
     const std::vector<float> q_norm = random.normals(shape.head_dim), k_norm = random.normals(shape.head_dim);
-    const auto table = device.array(cos_sin_table(64, shape.rotary_dim));
+    const auto table = device.array(cos_sin_table(std::max(64, shape.prompt), shape.rotary_dim));
     const auto q_weight = device.array(q_norm), k_weight = device.array(k_norm);
     // Sequence 2 owns query slot 1; only its tokens are recorded.
     std::vector<int32_t> ring_rows(static_cast<size_t>(tokens), -1);
-    for (int t = 21 - window; t < 21; ++t)
+    for (int t = shape.prompt - window; t < shape.prompt; ++t)
       ring_rows[static_cast<size_t>(batch.first_token(2) + t)] = window + t % window;
     const auto rows = device.array(ring_rows);
     batch.view().query_ring_rows = rows.data();
