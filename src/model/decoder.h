@@ -29,7 +29,8 @@ class Decoder {
   }
 
   // Logits of the tokens `rows` (device, indices into the last batch; null: its first ones) -> fp32 [num_rows, vocab],
-  // valid until the next call. Once a batch. REQUIRES: num_rows <= max_logit_rows
+  // valid until the next call. Once a batch: the last branch may be added to the residual in place.
+  // REQUIRES: num_rows <= max_logit_rows
   Matrix logits(Queue& queue, const int32_t* rows, int num_rows);
 
   const float* cos_sin() const { return cos_sin_->as<float>(); }

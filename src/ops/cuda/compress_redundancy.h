@@ -28,6 +28,8 @@ struct LightningRedundancy {
   float* inverse;     // [units, num_slots]
 };
 inline constexpr int kLightningChunk = 256;  // slots
+// What columns take off their rows is summed in fixed point, so the order is no matter.
+inline constexpr float kFixedOne = 16777216.0F;
 void lightning_redundancy(const Launch&, const LightningRedundancy&);
 // The same with Hopper's own instructions, for the keys that it serves.
 bool serves_lightning_hopper(const Launch&, const LightningRedundancy&);

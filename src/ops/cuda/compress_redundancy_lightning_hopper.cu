@@ -24,10 +24,8 @@ constexpr int kPanel = kLightningChunk * kPanelRow;  // bytes
 constexpr int kVector = 8;                           // elements of 16 bytes
 constexpr int kBlocksAtOnce = 3;                     // on a multiprocessor: all of its shared memory
 // More than a cosine of the product can err: products are exact, and an addition on tensor cores loses at most 2^-22 of
-// |k[m]| |k[n]|; a head has up to 128.
+// |k[m]| |k[n]|; a head has up to 128, which is 3.1e-5. The rest is for what the bars and fp32's sums are rounded by.
 constexpr float kDoubt = 5e-5F;
-// What columns take off a row is summed in fixed point, so the order is no matter: up to 255 cosines, which fit.
-constexpr float kFixedOne = 16777216.0F;
 static_assert(kWarpSlots == kWarpSize && kThreads == 2 * kGroupThreads && kLightningChunk == 4 * kTile);
 
 template <int kHeadDim>
@@ -49,7 +47,7 @@ struct Shared {
   };
   float inverses[kLightningChunk];  // 1 / |k|
   float redundancy[kLightningChunk];
-  unsigned taken[kLightningChunk];
+  unsigned taken[kLightningChunk];  // what columns take off each row: up to 255 cosines, which fit
 };
 
 // ---- kernels ----
@@ -314,12 +312,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
   __syncthreads();
   meet_sum<kHeadDim>(keys, shared);
   __syncthreads();  // bits take the parts' place
-  // On and below the diagonal, five tiles a warpgroup.
+  // On and below the diagonal: the first warpgroup has rows 3 and 0 of the tiles, the second rows 2 and 1, five tiles
+  // each.
   const float bar = a.threshold - kDoubt;
   const int group = __shfl_sync(kFullMask, thread / kGroupThreads, 0);  // in a register that the warp shares
 #pragma unroll 1
   for (int n = 0; n < 5; ++n) {
-    const int tall = 3 - group;  // rows of the first tiles; the rest of the five are those of the other two rows
+    const int tall = 3 - group;
     const bool first = n <= tall;
     multiply<kHeadDim>(shared_address(keys), first ? tall : group, first ? n : n - tall - 1, bar, shared);
   }

@@ -4,14 +4,13 @@
 #pragma once
 
 #include "ops/cuda/compress_keys.cuh"
+#include "ops/cuda/compress_redundancy.h"
 
 namespace zipage::cuda {
 
 inline constexpr int kSearchColumns = 32;  // of a warp
 // More than a cosine of unit vectors in half precision can err: each element by 2^-11 of itself, the sum by 2^-10.
 inline constexpr float kDoubt = 1e-3F;
-// What columns take off their rows is summed in fixed point, so the order is no matter.
-inline constexpr float kFixedOne = 16777216.0F;
 
 struct SearchArgs : KeySource {
   float threshold;

@@ -11,14 +11,14 @@ inline constexpr int kRows = 8;  // window rows of one query head that a tensor-
 
 struct WindowScores {
   Source source;
-  const bf16* ring;  // of the query slot: layer stride ring_layer, rows [window, num_heads, head_dim]
+  const bf16* ring;  // of the query slot: layer stride ring_layer, [ring_rows, num_heads, head_dim]
   int64_t ring_layer;
   int num_heads, group;
   int window, first_row_position, row_stride;  // rows, position of row 0, positions from a row to the next
   int ring_rows, oldest;                       // rows of the ring, and where row 0 lies in it
   int row_tiles;                               // of kRows window rows
   float scale_log2;
-  float* scores;
+  float* scores;  // [units, num_slots]
 };
 
 // Where a window row lies in the ring.

@@ -10,8 +10,8 @@
 // A block has the same columns of every GEMM: kHidden of the hidden size, kQkv of QKV, 2 * kHalf of gate and of up. Two
 // groups of warps multiply. Where the tile is wide (gate, up) each has half of it, gate and up of the same columns;
 // else they take turns along K. A group's warps share each box of K, and shares of a sum meet in shared memory. The
-// product is transposed, columns by rows of x, so that few rows waste nothing: a warpgroup's own product has 64 rows at
-// least, and reading them made the weights wait.
+// product is transposed, columns by rows of x, so that few rows waste nothing: a warpgroup's own product reads 64 rows
+// at least, which takes longer than their weights do to come (decision 0012).
 //
 // A norm needs the whole row: its input goes on without the division by the root mean square, of which every block
 // leaves its share, and whoever multiplies next divides what comes out.
@@ -39,7 +39,7 @@ constexpr int kRowBytes = kDepth * 2;
 constexpr int kSlotBytes = 2 * kHalf * kRowBytes;
 constexpr int kHiddenBoxes = kSlotBytes / (kHidden * kRowBytes), kQkvBoxes = kSlotBytes / (kQkv * kRowBytes);
 constexpr int kMaxSlots = 18;
-constexpr int kXSlots = 24;  // of one box each; two slots of weights a group are in use at a time
+constexpr int kXSlots = 24;  // of one box each: for at least two slots of weights a group
 static_assert(kXSlots >= 4 * kHiddenBoxes && std::max(kXSlots, kMaxSlots) <= kWarpSize);
 static_assert(kDepth == 16 * kGroupWarps);  // a warp's part of a box
 // Where the groups take turns, each has slots of its own: one that is ahead would take the end of the phase before
@@ -338,7 +338,7 @@ __device__ __forceinline__ float2 bias_of(const float* bias, int column) {
   return bias == nullptr ? make_float2(0.0F, 0.0F) : *reinterpret_cast<const float2*>(bias + column);
 }
 
-// Two columns of a row of the residual are a thread's, and stay in its register from the first GEMM to the last.
+// Two columns of a row of the residual are a thread's, and stay in its register from the first GEMM to the third.
 struct ResidualPair {
   int row, column;  // within the tile
   bool there;
