@@ -106,14 +106,15 @@ __device__ __forceinline__ void measure_keys(const std::byte* keys, Shared& shar
       mma<Bf16Math>(low, x, x[0], x[2]);
       mma<Bf16Math>(high, x, x[1], x[3]);
     }
-    if (g / 2 != t) continue;
+    if (g / 2 == t) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float square = h == 0 ? (g % 2 == 0 ? low[0] : low[1]) : (g % 2 == 0 ? high[2] : high[3]);
-      const float inverse = square > 0.0F ? rsqrtf(square) : 0.0F;
-      const int slot = warp * kWarpSlots + row + 8 * h + g;
-      shared.inverses[slot] = inverse;
-      store_parts(shared.parts.inverses, slot, inverse);
+      for (int h = 0; h < 2; ++h) {
+        const float square = h == 0 ? (g % 2 == 0 ? low[0] : low[1]) : (g % 2 == 0 ? high[2] : high[3]);
+        const float inverse = square > 0.0F ? rsqrtf(square) : 0.0F;
+        const int slot = warp * kWarpSlots + row + 8 * h + g;
+        shared.inverses[slot] = inverse;
+        store_parts(shared.parts.inverses, slot, inverse);
+      }
     }
   }
 }
