@@ -298,7 +298,11 @@ class CompressCuda : public ::testing::Test {
   }
   void expect_value_norms(const CompressFixture& f, const OnDevice& on) {
     std::vector<float> scores = f.random_scores();
-    const auto device_scores = device->array(scores);
+    expect_value_norms(f, on, scores, device->array(scores));
+  }
+  // Scores of both, which become what they are behind the stage.
+  void expect_value_norms(const CompressFixture& f, const OnDevice& on, std::vector<float>& scores,
+                          const DeviceArray<float>& device_scores) {
     cpu_backend.value_norms(*cpu_queue, {.source = f.source(), .scores = scores.data()});
     gpu().value_norms(queue(), {.source = on.source(), .scores = device_scores.data()});
     EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
@@ -308,6 +312,15 @@ class CompressCuda : public ::testing::Test {
     expect_window_scores(f, on);
     expect_redundancy(f, on);
     expect_value_norms(f, on);
+  }
+
+  // With K and V in bf16, then as the numbers nearest to them that fp8 has.
+  template <typename Expect>
+  void in_both_types(const Shape& shape, const Expect& expect) {
+    CompressFixture f(shape);
+    expect(f, OnDevice(*device, f));
+    const Fp8Numbers fp8(f);
+    expect(f, OnDevice(*device, f, fp8));
   }
 
   std::unique_ptr<Device> device;
@@ -324,19 +337,13 @@ TEST_F(CompressCuda, WindowScoresEqualTheCpus) {
 
 TEST_F(CompressCuda, WindowScoresOfAClustersSlotsEqualTheCpus) {
   for (const Shape& shape : cluster_shapes()) {
-    CompressFixture f(shape);
-    expect_window_scores(f, OnDevice(*device, f));
-    const Fp8Numbers fp8(f);
-    expect_window_scores(f, OnDevice(*device, f, fp8));
+    in_both_types(shape, [&](const auto& f, const auto& on) { expect_window_scores(f, on); });
   }
 }
 
 TEST_F(CompressCuda, LongSequencesOfManyHeadsScoreAsOnTheCpu) {
   for (const Shape& shape : large_shapes()) {
-    CompressFixture f(shape);
-    expect_scores(f, OnDevice(*device, f));
-    const Fp8Numbers fp8(f);
-    expect_scores(f, OnDevice(*device, f, fp8));
+    in_both_types(shape, [&](const auto& f, const auto& on) { expect_scores(f, on); });
   }
 }
 
@@ -426,9 +433,7 @@ TEST_F(CompressCuda, ValueNormsCarryPoolAndCombineEqualTheCpus) {
     for (float& x : redundancy) x = static_cast<float>(random() % 1000) / 1e5F;
     const auto device_scores = device->array(scores), device_redundancy = device->array(redundancy), pooled = zeros(f),
                final_scores = zeros(f);
-    cpu_backend.value_norms(*cpu_queue, {.source = f.source(), .scores = scores.data()});
-    gpu().value_norms(queue(), {.source = on.source(), .scores = device_scores.data()});
-    EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
+    expect_value_norms(f, on, scores, device_scores);
 
     const ScoreCarry carry = seed % 2 == 0 ? ScoreCarry::kMax : ScoreCarry::kSum;
     cpu_backend.carry(*cpu_queue, {.source = f.source(), .carry = carry, .scores = scores.data()});
