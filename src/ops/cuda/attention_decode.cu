@@ -353,20 +353,6 @@ void launch_group(const Launch& launch, const DecodeArgs& a) {
   }
 }
 
-template <bool kFp8>
-void launch_head_dim(const Launch& launch, const DecodeArgs& a, int head_dim) {
-  switch (head_dim) {
-    case 64:
-      return launch_group<kFp8, 64>(launch, a);
-    case 96:
-      return launch_group<kFp8, 96>(launch, a);
-    case 128:
-      return launch_group<kFp8, 128>(launch, a);
-    default:
-      return launch_group<kFp8, 256>(launch, a);
-  }
-}
-
 }  // namespace
 
 size_t attention_decode_scratch_bytes(int num_sms, int group, int head_dim) {
@@ -415,11 +401,13 @@ void attention_decode(const Launch& launch, const AttentionParams& p, const QkvR
                 .ring = static_cast<bf16*>(append->ring.data),
                 .num_ring_rows = append->ring.num_query_slots * append->ring.window};
   }
-  if (a.kv.is_fp8) {
-    launch_head_dim<true>(launch, a, g.head_dim);
-  } else {
-    launch_head_dim<false>(launch, a, g.head_dim);
-  }
+  dispatch<64, 96, 128, 256>(g.head_dim, [&]<int kHeadDim>() {
+    if (a.kv.is_fp8) {
+      launch_group<true, kHeadDim>(launch, a);
+    } else {
+      launch_group<false, kHeadDim>(launch, a);
+    }
+  });
 }
 
 }  // namespace zipage::cuda

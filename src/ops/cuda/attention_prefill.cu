@@ -244,20 +244,6 @@ void launch_prefill(const Launch& launch, const Args& a, int num_tokens) {
   run(launch, prefill_kernel<kFp8, kHeadDim>, dim3(tiles, a.kv.num_kv_heads), kThreads, S::kSharedBytes, a);
 }
 
-template <bool kFp8>
-void launch_head_dim(const Launch& launch, const Args& a, int head_dim, int num_tokens) {
-  switch (head_dim) {
-    case 64:
-      return launch_prefill<kFp8, 64>(launch, a, num_tokens);
-    case 96:
-      return launch_prefill<kFp8, 96>(launch, a, num_tokens);
-    case 128:
-      return launch_prefill<kFp8, 128>(launch, a, num_tokens);
-    default:
-      return launch_prefill<kFp8, 256>(launch, a, num_tokens);
-  }
-}
-
 }  // namespace
 
 void attention_prefill(const Launch& launch, const AttentionParams& p, int first_seq) {
@@ -281,11 +267,13 @@ void attention_prefill(const Launch& launch, const AttentionParams& p, int first
   a.k_scale = p.kv.k_scale;
   a.v_scale = p.kv.v_scale;
   const int num_tokens = p.batch.num_tokens - first_seq;
-  if (a.kv.is_fp8) {
-    launch_head_dim<true>(launch, a, g.head_dim, num_tokens);
-  } else {
-    launch_head_dim<false>(launch, a, g.head_dim, num_tokens);
-  }
+  dispatch<64, 96, 128, 256>(g.head_dim, [&]<int kHeadDim>() {
+    if (a.kv.is_fp8) {
+      launch_prefill<true, kHeadDim>(launch, a, num_tokens);
+    } else {
+      launch_prefill<false, kHeadDim>(launch, a, num_tokens);
+    }
+  });
 }
 
 }  // namespace zipage::cuda

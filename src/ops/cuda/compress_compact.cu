@@ -141,20 +141,8 @@ void compact(const Launch& launch, const CompactParams& p) {
                .targets = p.target_blocks,
                .pool_scores = p.source.kv.scores,
                .pool_positions = p.source.kv.positions};
-  switch (a.source.kv.row_bytes) {
-    case 64:
-      return launch_compact<64>(launch, a);
-    case 96:
-      return launch_compact<96>(launch, a);
-    case 128:
-      return launch_compact<128>(launch, a);
-    case 192:
-      return launch_compact<192>(launch, a);
-    case 256:
-      return launch_compact<256>(launch, a);
-    default:
-      return launch_compact<512>(launch, a);
-  }
+  dispatch<64, 96, 128, 192, 256, 512>(a.source.kv.row_bytes,
+                                       [&]<int kRowBytes>() { launch_compact<kRowBytes>(launch, a); });
 }
 
 }  // namespace zipage::cuda

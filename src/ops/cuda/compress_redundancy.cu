@@ -22,10 +22,10 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kSlots = 64;     // of a block of `prepare` and `sum`
-constexpr int kColumns = 256;  // of a block of `search`
-constexpr int kRows = 64;      // rows that `search` stages at a time
-static_assert(kSlots == kMeanSlots && kRows == kSlots && kColumns == kWarps * kSearchColumns);
+constexpr int kSlots = kMeanSlots;  // of a block of `prepare` and `sum`
+constexpr int kColumns = 256;       // of a block of `search`
+constexpr int kRows = 64;           // rows that `search` stages at a time
+static_assert(kRows == kSlots && kColumns == kWarps * kSearchColumns);
 
 struct Args : SearchArgs {
   int chunk;       // slots, of the softmax's temperature; at least num_slots for one chunk
@@ -34,8 +34,8 @@ struct Args : SearchArgs {
   float* redundancy = nullptr;  // R, then R' [units, num_slots]
   // Scratch. `search` works on units [first_unit, first_unit + gridDim.y) at a time.
   float* sums = nullptr;                // [units, ceil(num_slots / kSlots), head_dim]
-  unsigned long long* taken = nullptr;  // what `search` takes off, fixed point [units, num_slots]
-  __half* unit_keys = nullptr;          // [units at a time, padded slots, head_dim]
+  unsigned long long* taken = nullptr;  // exact: what `search` takes off, fixed point [units, num_slots]
+  __half* unit_keys = nullptr;          // exact [units at a time, padded slots, head_dim]
   int padded_slots;                     // a multiple of kRows
   int first_unit;
 };
@@ -306,20 +306,8 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
     for (int layer = 0; layer < g.num_layers; layer += layers_at_a_time) {
       a.first_unit = layer * g.num_kv_heads;
       const int layers = g.num_layers - layer < layers_at_a_time ? g.num_layers - layer : layers_at_a_time;
-      switch (g.head_dim) {
-        case 64:
-          launch_layers<64>(launch, a, layers, slot_blocks);
-          break;
-        case 96:
-          launch_layers<96>(launch, a, layers, slot_blocks);
-          break;
-        case 128:
-          launch_layers<128>(launch, a, layers, slot_blocks);
-          break;
-        default:
-          launch_layers<256>(launch, a, layers, slot_blocks);
-          break;
-      }
+      dispatch<64, 96, 128, 256>(g.head_dim,
+                                 [&]<int kHeadDim>() { launch_layers<kHeadDim>(launch, a, layers, slot_blocks); });
     }
   }
   run(launch, normalise_kernel, a.source.num_units(), kThreads, 0, a);

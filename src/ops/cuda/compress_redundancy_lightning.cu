@@ -184,16 +184,8 @@ void launch_lightning(const Launch& launch, const Args& a) {
 void lightning_redundancy(const Launch& launch, const LightningRedundancy& p) {
   if (serves_lightning_hopper(launch, p)) return lightning_redundancy_hopper(launch, p);
   const Args a{{{p.source, p.cos_sin, p.rotary_dim}, p.threshold, p.inverse}, p.redundancy};
-  switch (p.source.geometry.head_dim) {
-    case 64:
-      return launch_lightning<64>(launch, a);
-    case 96:
-      return launch_lightning<96>(launch, a);
-    case 128:
-      return launch_lightning<128>(launch, a);
-    default:
-      return launch_lightning<256>(launch, a);
-  }
+  dispatch<64, 96, 128, 256>(p.source.geometry.head_dim,
+                             [&]<int kHeadDim>() { launch_lightning<kHeadDim>(launch, a); });
 }
 
 }  // namespace zipage::cuda

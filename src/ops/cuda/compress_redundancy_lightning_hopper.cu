@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_keys(const Source& source, int unit, int be
   const int own = static_cast<int>(threadIdx.x) / kWarpSize * kWarpSlots;
 #pragma unroll
   for (int first = own; first < own + kWarpSlots; first += kSegment) {
-    load_segment<kHeadDim, kLightningChunk, kFp8>(source, unit, begin + first, keys, first);
+    load_panel_segment<kHeadDim, kLightningChunk, kFp8>(source, unit, begin + first, keys, first);
   }
   copy_commit();
   copy_wait<0>();
@@ -351,11 +351,7 @@ bool serves_lightning_hopper(const Launch& launch, const LightningRedundancy& a)
 }
 
 void lightning_redundancy_hopper(const Launch& launch, const LightningRedundancy& a) {
-  if (a.source.geometry.head_dim == 64) {
-    launch_lightning<64>(launch, a);
-  } else {
-    launch_lightning<128>(launch, a);
-  }
+  dispatch<64, 128>(a.source.geometry.head_dim, [&]<int kHeadDim>() { launch_lightning<kHeadDim>(launch, a); });
 }
 
 }  // namespace zipage::cuda

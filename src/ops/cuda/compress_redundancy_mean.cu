@@ -319,15 +319,6 @@ void launch_mean(const Launch& launch, const MeanRedundancy& a) {
   run(launch, meet, blocks, kThreads, kBytes, a);
 }
 
-template <int kHeadDim>
-void launch_dtype(const Launch& launch, const MeanRedundancy& a) {
-  if (a.source.kv.is_fp8) {
-    launch_mean<kHeadDim, true>(launch, a);
-  } else {
-    launch_mean<kHeadDim, false>(launch, a);
-  }
-}
-
 }  // namespace
 
 bool serves_mean_redundancy(int head_dim, int rotary_dim) {
@@ -335,14 +326,13 @@ bool serves_mean_redundancy(int head_dim, int rotary_dim) {
 }
 
 void mean_redundancy(const Launch& launch, const MeanRedundancy& a) {
-  switch (a.source.geometry.head_dim) {
-    case 64:
-      return launch_dtype<64>(launch, a);
-    case 128:
-      return launch_dtype<128>(launch, a);
-    default:
-      return launch_dtype<256>(launch, a);
-  }
+  dispatch<64, 128, 256>(a.source.geometry.head_dim, [&]<int kHeadDim>() {
+    if (a.source.kv.is_fp8) {
+      launch_mean<kHeadDim, true>(launch, a);
+    } else {
+      launch_mean<kHeadDim, false>(launch, a);
+    }
+  });
 }
 
 }  // namespace zipage::cuda

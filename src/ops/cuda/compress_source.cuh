@@ -62,4 +62,26 @@ struct Source {
 #endif
 };
 
+// Keys of slots [t, t + kSegment) of a unit in bf16 to shared memory, by a warp: 16-byte chunk `chunk` of slot t + i to
+// place(i, chunk), zeros past the end. They are there after copy_commit() and copy_wait().
+template <int kHeadDim, bool kFp8, typename Place>
+__device__ __forceinline__ void load_segment(const Source& source, int unit, int t, const Place& place) {
+  constexpr int kChunks = kHeadDim / (kFp8 ? 16 : 8);  // of a key in the cache
+  const int lane = threadIdx.x % kWarpSize, valid = source.num_slots - t;
+  // An address is needed even where nothing is read.
+  const std::byte* from = (valid > 0 ? source.key_row(unit, t) : source.kv.data) + lane * 16;
+#pragma unroll
+  for (int i = 0; i < kSegment * kChunks / kWarpSize; ++i) {
+    const int c = i * kWarpSize + lane, slot = c / kChunks, chunk = c % kChunks;
+    if constexpr (kFp8) {
+      const uint4 v =
+          slot < valid ? *reinterpret_cast<const uint4*>(from + i * kWarpSize * 16) : make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(place(slot, 2 * chunk)) = fp8x8_to_bf16x8(make_uint2(v.x, v.y));
+      *reinterpret_cast<uint4*>(place(slot, 2 * chunk + 1)) = fp8x8_to_bf16x8(make_uint2(v.z, v.w));
+    } else {
+      copy_async16(shared_address(place(slot, chunk)), from + i * kWarpSize * 16, slot < valid);
+    }
+  }
+}
+
 }  // namespace zipage::cuda

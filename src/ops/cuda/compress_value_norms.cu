@@ -90,21 +90,13 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kParts))
     const int t = begin + part / 2 * kTogether + sub;
     const bool owns = part % 2 == 0 && t < num_slots;
     const float score = owns ? a[t] : 0.0F;
-    // Added up over the lanes of a value, for all of them at once: every exchange leaves each half of the lanes with
-    // half of the values.
+    // Added up over the lanes of a value, for all of them at once.
     float sum[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) sum[i] = squares(raw[i]);
-#pragma unroll
-    for (int count = kLoads / 2, offset = kLanes / 2; count > 0; count /= 2, offset /= 2) {
-      const bool upper = (part & offset) != 0;
-#pragma unroll
-      for (int i = 0; i < count; ++i) {
-        const float give = upper ? sum[i] : sum[i + count];
-        sum[i] = (upper ? sum[i + count] : sum[i]) + __shfl_xor_sync(kFullMask, give, offset);
-      }
-    }
-    const float norm = sqrtf(sum[0] + __shfl_xor_sync(kFullMask, sum[0], 1));
+    float square[1];
+    share_out<Sum, kLanes / 2, 2>(sum, square);
+    const float norm = sqrtf(square[0] + __shfl_xor_sync(kFullMask, square[0], 1));
     if (owns) {
       a[t] = score * norm;
       total += norm;
@@ -132,16 +124,8 @@ void start(const Launch& launch, const Source& source, float* scores) {
 
 void value_norms(const Launch& launch, const ValueNormsParams& p) {
   const Source source(p.source);
-  switch (source.geometry.head_dim) {
-    case 64:
-      return start<64>(launch, source, p.scores);
-    case 96:
-      return start<96>(launch, source, p.scores);
-    case 128:
-      return start<128>(launch, source, p.scores);
-    default:
-      return start<256>(launch, source, p.scores);
-  }
+  dispatch<64, 96, 128, 256>(source.geometry.head_dim,
+                             [&]<int kHeadDim>() { start<kHeadDim>(launch, source, p.scores); });
 }
 
 }  // namespace zipage::cuda

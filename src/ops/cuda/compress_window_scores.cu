@@ -42,25 +42,12 @@ struct Args : WindowScores {
 // The warp's slots from `first` on, in two stretches of slots that lie one after the other.
 template <bool kFp8, int kHeadDim>
 __device__ __forceinline__ void load_keys(const Args& a, int unit, int first, std::byte* keys) {
-  constexpr int kRowBytes = kHeadDim * 2, kSourceBytes = kHeadDim * (kFp8 ? 1 : 2), kChunks = kSourceBytes / 16;
-  const int lane = threadIdx.x % kWarpSize;
+  constexpr int kRowBytes = kHeadDim * 2;
 #pragma unroll
   for (int m = 0; m < kSlotsPerWarp / kSegment; ++m) {
-    const int begin = first + m * kSegment, valid = a.source.num_slots - begin;  // so many slots are there
-    // An address is needed even where nothing is read.
-    const std::byte* from = valid > 0 ? a.source.key_row(unit, begin) : a.source.kv.data;
-#pragma unroll
-    for (int i = 0; i < kSegment * kChunks / kWarpSize; ++i) {
-      const int c = i * kWarpSize + lane, row = c / kChunks, column = c % kChunks;
-      std::byte* to = keys + m * kSegment * kRowBytes;
-      if constexpr (kFp8) {
-        const uint4 v = row < valid ? *reinterpret_cast<const uint4*>(from + c * 16) : make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column)) = fp8x8_to_bf16x8(make_uint2(v.x, v.y));
-        *reinterpret_cast<uint4*>(to + swizzle<kRowBytes>(row, 2 * column + 1)) = fp8x8_to_bf16x8(make_uint2(v.z, v.w));
-      } else {
-        copy_async16(shared_address(to + swizzle<kRowBytes>(row, column)), from + c * 16, row < valid);
-      }
-    }
+    std::byte* to = keys + m * kSegment * kRowBytes;
+    load_segment<kHeadDim, kFp8>(a.source, unit, first + m * kSegment,
+                                 [&](int slot, int chunk) { return to + swizzle<kRowBytes>(slot, chunk); });
   }
   copy_commit();
 }
@@ -298,20 +285,6 @@ void launch_window(const Launch& launch, Args a) {
   run(launch, second, used, kThreads, second_bytes, a);
 }
 
-template <bool kFp8>
-void launch_head_dim(const Launch& launch, const Args& a) {
-  switch (a.source.geometry.head_dim) {
-    case 64:
-      return launch_window<kFp8, 64>(launch, a);
-    case 96:
-      return launch_window<kFp8, 96>(launch, a);
-    case 128:
-      return launch_window<kFp8, 128>(launch, a);
-    default:
-      return launch_window<kFp8, 256>(launch, a);
-  }
-}
-
 // [units, row tiles, group, kRows] in all.
 size_t num_rows(const KvGeometry& g, int num_heads, int window) {
   return static_cast<size_t>(g.num_layers) * num_heads * ceil_div(window, kRows) * kRows;
@@ -343,11 +316,13 @@ void window_scores(const Launch& launch, const WindowScoreParams& p) {
   a.stats = reinterpret_cast<float2*>(p.scratch);
   a.offsets = reinterpret_cast<float*>(a.stats +
                                        num_rows(g, p.num_heads, p.ring.window) * ceil_div(p.source.num_slots, kChunk));
-  if (a.source.kv.is_fp8) {
-    launch_head_dim<true>(launch, a);
-  } else {
-    launch_head_dim<false>(launch, a);
-  }
+  dispatch<64, 96, 128, 256>(g.head_dim, [&]<int kHeadDim>() {
+    if (a.source.kv.is_fp8) {
+      launch_window<true, kHeadDim>(launch, a);
+    } else {
+      launch_window<false, kHeadDim>(launch, a);
+    }
+  });
 }
 
 }  // namespace zipage::cuda

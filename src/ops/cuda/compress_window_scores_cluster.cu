@@ -38,40 +38,12 @@ struct Parts {
 
 // ---- kernels ----
 
-// values[2 n + e] of lane 4 g + t is of line 8 n + 2 t + e: combined over g, lane l gets lines 2 l and 2 l + 1. Every
-// exchange leaves each half of the lanes with half of the values.
+// values[2 n + e] of lane 4 g + t is of line 8 n + 2 t + e: combined over g, lane l gets lines 2 l and 2 l + 1.
 template <typename Op>
 __device__ __forceinline__ float2 combine_lines(const float (&values)[2 * kLineTiles]) {
-  const int lane = threadIdx.x % kWarpSize;
-  float left[kLineTiles];
-#pragma unroll
-  for (int i = 0; i < kLineTiles; ++i) {
-    const bool upper = (lane & 16) != 0;
-    const float give = upper ? values[i] : values[i + kLineTiles];
-    left[i] = Op::combine(upper ? values[i + kLineTiles] : values[i], __shfl_xor_sync(kFullMask, give, 16));
-  }
-#pragma unroll
-  for (int offset = 8, count = kLineTiles / 2; offset >= 4; offset /= 2, count /= 2) {
-    const bool upper = (lane & offset) != 0;
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const float give = upper ? left[i] : left[i + count];
-      left[i] = Op::combine(upper ? left[i + count] : left[i], __shfl_xor_sync(kFullMask, give, offset));
-    }
-  }
+  float left[2];
+  share_out<Op, 16, 4>(values, left);
   return make_float2(left[0], left[1]);
-}
-
-// The halves of a barrier of the cluster. Only what was written before an arrival that releases is seen behind the
-// wait; releasing is a fence of the whole device.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-}
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
 
 template <int kHeadDim>
@@ -106,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    load_segment<kHeadDim, kSlots, kFp8>(a.source, unit, begin + own + m * kTile, shared.keys, own + m * kTile);
+    load_panel_segment<kHeadDim, kSlots, kFp8>(a.source, unit, begin + own + m * kTile, shared.keys, own + m * kTile);
     if (m == 0) load_queries<kHeadDim>(a, unit, shared.queries);
     copy_commit();
   }
@@ -273,15 +245,6 @@ void launch_window(const Launch& launch, const WindowScores& a) {
   run_in_clusters(launch, cluster, kernel, cluster * a.source.num_units(), kThreads, kBytes, a, cluster);
 }
 
-template <int kHeadDim>
-void launch_dtype(const Launch& launch, const WindowScores& a) {
-  if (a.source.kv.is_fp8) {
-    launch_window<kHeadDim, true>(launch, a);
-  } else {
-    launch_window<kHeadDim, false>(launch, a);
-  }
-}
-
 }  // namespace
 
 bool serves_window_cluster(const Launch& launch, const WindowScores& a) {
@@ -291,11 +254,13 @@ bool serves_window_cluster(const Launch& launch, const WindowScores& a) {
 }
 
 void window_scores_cluster(const Launch& launch, const WindowScores& a) {
-  if (a.source.geometry.head_dim == 64) {
-    launch_dtype<64>(launch, a);
-  } else {
-    launch_dtype<128>(launch, a);
-  }
+  dispatch<64, 128>(a.source.geometry.head_dim, [&]<int kHeadDim>() {
+    if (a.source.kv.is_fp8) {
+      launch_window<kHeadDim, true>(launch, a);
+    } else {
+      launch_window<kHeadDim, false>(launch, a);
+    }
+  });
 }
 
 }  // namespace zipage::cuda

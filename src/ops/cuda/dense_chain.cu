@@ -334,8 +334,9 @@ struct Multiplier {
   }
 };
 
-__device__ __forceinline__ float2 bias_of(const float* bias, int column) {
-  return bias == nullptr ? make_float2(0.0F, 0.0F) : *reinterpret_cast<const float2*>(bias + column);
+// Of a bias or a norm's weight; zeros where there is none.
+__device__ __forceinline__ float2 pair_of(const float* from, int column) {
+  return from == nullptr ? make_float2(0.0F, 0.0F) : *reinterpret_cast<const float2*>(from + column);
 }
 
 // Two columns of a row of the residual are a thread's, and stay in its register from the first GEMM to the third.
@@ -361,7 +362,7 @@ __device__ __forceinline__ void add_to_residual(const Args& a, Multiplier& m, in
                                                 ResidualPair& residual) {
   Products<kHiddenTiles> d;
   float2 bias = make_float2(0.0F, 0.0F), w = bias;  // on their way while the GEMM runs
-  if (residual.there) bias = bias_of(a.bias[gemm], residual.first_column()), w = bias_of(norm, residual.first_column());
+  if (residual.there) bias = pair_of(a.bias[gemm], residual.first_column()), w = pair_of(norm, residual.first_column());
   m.multiply_share<kHidden, kHiddenBoxes>(padded_steps(a, gemm), d);
   m.leave_all<kHiddenTiles>(d);
   float squares = 0.0F;
@@ -406,7 +407,7 @@ __device__ __forceinline__ void gate_and_up(const Args& a, Multiplier& m, const 
       if (column >= a.ffn) continue;
       float2 gate = m.sum<kHalfTiles, kGroupWarps>(m.exchange, m.group * kGroupWarps, local, pair);
       float2 up = m.sum<kHalfTiles, kGroupWarps>(m.exchange, m.group * kGroupWarps, local, kHalf + pair);
-      const float2 gate_bias = bias_of(a.bias[kGateUp], column), up_bias = bias_of(a.bias[kGateUp], a.ffn + column);
+      const float2 gate_bias = pair_of(a.bias[kGateUp], column), up_bias = pair_of(a.bias[kGateUp], a.ffn + column);
       const float scale = scales[row];
       gate.x = gate.x * scale + gate_bias.x, gate.y = gate.y * scale + gate_bias.y;
       up.x = up.x * scale + up_bias.x, up.y = up.y * scale + up_bias.y;
@@ -426,7 +427,7 @@ __device__ __forceinline__ void next_qkv(const Args& a, Multiplier& m, const flo
   for (int i = m.group * kGroupThreads + m.thread; i < a.rows * kPairs; i += kMultiplierThreads) {
     const int row = i / kPairs, pair = i % kPairs * 2, column = static_cast<int>(blockIdx.x) * kQkv + pair;
     if (column >= a.qkv) continue;
-    const float2 sum = m.sum_of_all<kQkvTiles>(row, pair), bias = bias_of(a.bias[kNextQkv], column);
+    const float2 sum = m.sum_of_all<kQkvTiles>(row, pair), bias = pair_of(a.bias[kNextQkv], column);
     *reinterpret_cast<uint32_t*>(a.qkv_data + row * a.qkv_stride + column) =
         pack(sum.x * scales[row] + bias.x, sum.y * scales[row] + bias.y);
   }

@@ -102,6 +102,26 @@ __device__ __forceinline__ float warp_reduce(float v) {
   return v;
 }
 
+// Combines kCount values over the lanes that differ in the bits of a lane's number from kFirst down to kLast. Every
+// exchange leaves each half of the lanes with half of the values, so a lane gets kLeft of them; which, the bits say.
+template <typename Op, int kFirst, int kLast, int kCount, int kLeft>
+__device__ __forceinline__ void share_out(const float (&v)[kCount], float (&left)[kLeft]) {
+  const bool upper = (threadIdx.x & kFirst) != 0;
+  float half[kCount / 2];
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float give = upper ? v[i] : v[i + kCount / 2];
+    half[i] = Op::combine(upper ? v[i + kCount / 2] : v[i], __shfl_xor_sync(kFullMask, give, kFirst));
+  }
+  if constexpr (kFirst > kLast) {
+    share_out<Op, kFirst / 2, kLast>(half, left);
+  } else {
+    static_assert(kLeft == kCount / 2);
+#pragma unroll
+    for (int i = 0; i < kLeft; ++i) left[i] = half[i];
+  }
+}
+
 // All threads of the block get the result. REQUIRES: blockDim.x a multiple of 32; `shared` holds 32 floats.
 template <typename Op>
 __device__ __forceinline__ float block_reduce(float v, float* shared) {

@@ -275,8 +275,20 @@ __device__ __forceinline__ void product_ss(float (&d)[128], uint64_t a, uint64_t
 
 // ---- clusters of blocks --------------------------------------------------------------------------------------------
 
+// The halves of a barrier of the cluster. Only what was written before an arrival that releases is seen behind the
+// wait; releasing is a fence of the whole device.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 // The address in the cluster's shared memory of what this block has at `address`, in block `rank`.
 __device__ __forceinline__ uint32_t cluster_address(uint32_t address, int rank) {

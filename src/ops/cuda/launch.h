@@ -94,6 +94,16 @@ void run(const Launch& launch, void (*kernel)(Params...), dim3 grid, int threads
   run_in_clusters(launch, 1, kernel, grid, threads, shared_bytes, args...);
 }
 
+// f.operator()<n>() of the one of kSizes that `size` is, the last one's where it is none: kernels are compiled for a
+// few head sizes.
+template <int kSize, int... kSizes, typename F>
+void dispatch(int size, const F& f) {
+  if constexpr (sizeof...(kSizes) > 0) {
+    if (size != kSize) return dispatch<kSizes...>(size, f);
+  }
+  f.template operator()<kSize>();
+}
+
 // The two halves. In between, a kernel may read what no kernel since the last copy to the device has written: weights,
 // and, since a step begins with the copy of its inputs, those inputs and the KV of tokens before the step's own.
 __device__ __forceinline__ void let_next_start() {

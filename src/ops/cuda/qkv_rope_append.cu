@@ -148,16 +148,8 @@ void qkv_rope_append(const Launch& launch, const QkvRopeAppendParams& p) {
   a.ring_rows = p.batch.query_ring_rows;
   a.kv = KvLayout(p.kv);
   a.ring = static_cast<bf16*>(p.ring.data);
-  switch (p.kv.geometry.head_dim) {
-    case 64:
-      return launch_append<64>(launch, a, p.batch.num_tokens);
-    case 96:
-      return launch_append<96>(launch, a, p.batch.num_tokens);
-    case 128:
-      return launch_append<128>(launch, a, p.batch.num_tokens);
-    default:
-      return launch_append<256>(launch, a, p.batch.num_tokens);
-  }
+  dispatch<64, 96, 128, 256>(p.kv.geometry.head_dim,
+                             [&]<int kHeadDim>() { launch_append<kHeadDim>(launch, a, p.batch.num_tokens); });
 }
 
 }  // namespace zipage::cuda
