@@ -4,7 +4,8 @@
 // Blocks stay and take tiles in turn. One warp of a block fetches through the tensor copy engine, two warpgroups
 // multiply: half of a tile's columns is the gate's, half up's, so that a thread has both. The two blocks of a cluster
 // have tiles side by side and share what these have in common: weights of a tile of 128 rows, x of a tile of 256; each
-// fetches half of it for both. The next tile's first stages arrive while this one is stored.
+// fetches half of it for both. A stage is free as soon as its products are done: the other warpgroup's keep the tensor
+// cores busy meanwhile. The next tile's first stages arrive while this one is stored.
 #include <algorithm>
 
 #include "ops/cuda/gemm_gated.h"
@@ -31,8 +32,8 @@ constexpr int kStored = 64;        // columns that are staged at a time on their
 constexpr int kStoredPitch = kStored * 2 + 16;  // bytes
 constexpr int kStoredBytes = kGroupRows * kStoredPitch;
 constexpr int kMaxStages = 4;
-constexpr int kTallRows = 256;  // in one tile of rows
-constexpr int kSharedBytes = 226 * 1024;
+constexpr int kTallRows = 256;                   // in one tile of rows
+constexpr int kSharedBytes = 227 * 1024 - 1280;  // the rest is for what is declared
 
 // Of kColumns columns of gate and up together; a warpgroup has kTall products of 64 rows, one below the other.
 template <int kColumns, int kTall>
@@ -42,7 +43,9 @@ struct Shape {
   static constexpr bool kSharesX = kTall > 1;
   static constexpr int kXBytes = kRows * kRowBytes, kWeightBytes = kColumns * kRowBytes;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kFixedBytes = kConsumers * kStoredBytes + 1024;
+  // Columns on their way out lie where the warpgroup's x of the last stage was, if that is large enough.
+  static constexpr bool kStoredInX = kTall * kGroupRows * kRowBytes >= kStoredBytes;
+  static constexpr int kFixedBytes = (kStoredInX ? 0 : kConsumers * kStoredBytes) + 1024;
   static constexpr int kStages = std::min(kMaxStages, (kSharedBytes - kFixedBytes) / kStageBytes);
 };
 
@@ -119,20 +122,24 @@ __device__ __forceinline__ void store(const Args& a, const float (&d)[kColumns /
   }
 }
 
-// The first kProducts of a warpgroup's products, over all of K.
+// Gives a stage back, by a warpgroup.
+__device__ __forceinline__ void release(uint64_t* free, int stage) {
+  const int thread = threadIdx.x % kGroupThreads;
+  if (thread < kCluster) barrier_arrive_at(&free[stage], thread, 1);
+}
+
+// The first kProducts of a warpgroup's products, over all of K. Returns the last stage, which the caller gives back.
 template <int kProducts, typename S, int kTall, int kCount>
-__device__ __forceinline__ void multiply(const Args& a, float (&d)[kTall][kCount], uint32_t stages, int group,
-                                         uint64_t* full, uint64_t* free, Turn& turn) {
-  const auto release = [&](int stage) {
-    const int thread = threadIdx.x % kGroupThreads;
-    if (thread < kCluster) barrier_arrive_at(&free[stage], thread, 1);
-  };
-  int previous = -1;
+__device__ __forceinline__ int multiply(const Args& a, float (&d)[kTall][kCount], uint32_t stages, int group,
+                                        uint64_t* full, uint64_t* free, Turn& turn) {
+  int stage = 0;
 #pragma unroll 1
   for (int step = 0; step < a.steps; ++step) {
-    barrier_wait(&full[turn.stage], turn.parity);
-    const uint32_t x = stages + turn.stage * S::kStageBytes + group * kTall * kGroupRows * kRowBytes;
-    const uint32_t weight = stages + turn.stage * S::kStageBytes + S::kXBytes;
+    if (step > 0) release(free, stage);
+    stage = turn.stage;
+    barrier_wait(&full[stage], turn.parity);
+    const uint32_t x = stages + stage * S::kStageBytes + group * kTall * kGroupRows * kRowBytes;
+    const uint32_t weight = stages + stage * S::kStageBytes + S::kXBytes;
     product_begin();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -143,15 +150,12 @@ __device__ __forceinline__ void multiply(const Args& a, float (&d)[kTall][kCount
       }
     }
     product_commit();
-    product_wait<1>();
-    if (previous >= 0) release(previous);
-    previous = turn.stage;
+    product_wait<0>();
     turn.advance(S::kStages);
   }
-  product_wait<0>();
-  if (previous >= 0) release(previous);
 #pragma unroll
   for (int h = 0; h < kProducts; ++h) pin(d[h]);
+  return stage;
 }
 
 template <int kColumns, int kTall>
@@ -218,15 +222,21 @@ __global__ void __launch_bounds__(kThreads, 1)
       const Tile tile = tile_at<S::kSharesX>(a, index);
       const int first_row = tile.row * S::kRows + group * kTall * kGroupRows;
       float d[kTall][kColumns / 2];
-      if (kTall > 1 && first_row + kGroupRows >= a.rows) {
-        multiply<1, S>(a, d, shared_address(stages), group, full, free, turn);  // there are no rows for the others
-      } else {
-        multiply<kTall, S>(a, d, shared_address(stages), group, full, free, turn);
-      }
+      const bool few = kTall > 1 && first_row + kGroupRows >= a.rows;  // there are no rows for the other products
+      const int last = few ? multiply<1, S>(a, d, shared_address(stages), group, full, free, turn)
+                           : multiply<kTall, S>(a, d, shared_address(stages), group, full, free, turn);
+      if constexpr (!S::kStoredInX) release(free, last);
+      std::byte* out = S::kStoredInX ? stages + last * S::kStageBytes + group * kTall * kGroupRows * kRowBytes
+                                     : stored + group * kStoredBytes;
+      if constexpr (S::kStoredInX) sync_threads(1 + group, kGroupThreads);  // all its warps have read x
 #pragma unroll
       for (int h = 0; h < kTall; ++h) {
-        store<kColumns>(a, d[h], first_row + h * kGroupRows, tile.column * S::kOut, stored + group * kStoredBytes,
-                        group);
+        store<kColumns>(a, d[h], first_row + h * kGroupRows, tile.column * S::kOut, out, group);
+      }
+      if constexpr (S::kStoredInX) {
+        fence_async_proxy();  // the copy engine writes there next
+        sync_threads(1 + group, kGroupThreads);
+        release(free, last);
       }
     }
   }
