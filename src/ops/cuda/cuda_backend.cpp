@@ -12,7 +12,7 @@ namespace zipage {
 namespace cuda {
 namespace {
 
-// For GEMMs and the split of decode attention; the compression's stages bring their own.
+// For GEMMs, products of halves of K and the split of decode attention; the compression's stages bring their own.
 constexpr size_t kScratchBytes = kGemmWorkspaceBytes + (size_t{32} << 20);
 // One block's static shared memory comes on top of what a launcher asks for.
 constexpr int kStaticSharedBytes = 1280;

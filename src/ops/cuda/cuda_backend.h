@@ -86,6 +86,7 @@ class CudaBackend final : public Backend {
  private:
   Launch launch(Queue& queue) const;
   bool norms_within(const Launch&, Queue&, const DenseChainParams&);
+  bool norms_of_halves(const Launch&, Queue&, const DenseChainParams&);
 
   int device_ = 0;
   cudaDeviceProp properties_{};

@@ -83,6 +83,7 @@ struct Gemm::Call {
   const CudaLinear& weight;
   const float* bias;
   const Matrix& out;
+  int parts = 1;  // of K, with products of their own
 };
 
 // Column-major as cuBLASLt sees it: out^T [out, rows] = weight [in, out]^T * x^T [in, rows].
@@ -91,15 +92,20 @@ struct Gemm::Problem {
   cublasLtMatrixLayout_t weight = nullptr, x = nullptr, out = nullptr;
 
   explicit Problem(const Call& call) {
-    const int64_t in = call.weight.in_features(), features = call.weight.out_features();
+    const int64_t in = call.weight.in_features(), features = call.weight.out_features(), depth = in / call.parts;
     const cudaDataType_t out_type = call.out.dtype == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
     check_blas(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "linear");
     const cublasOperation_t transposed = CUBLAS_OP_T;
     check_blas(cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)),
                "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, in, features, in), "linear");
-    check_blas(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, in, call.x.rows, call.x.stride), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&weight, CUDA_R_16BF, depth, features, in), "linear");
+    check_blas(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, depth, call.x.rows, call.x.stride), "linear");
     check_blas(cublasLtMatrixLayoutCreate(&out, out_type, features, call.x.rows, call.out.stride), "linear");
+    if (call.parts > 1) {
+      take_apart(weight, call.parts, depth);
+      take_apart(x, call.parts, depth);
+      take_apart(out, call.parts, call.x.rows * call.out.stride);
+    }
   }
   ~Problem() {
     cublasLtMatrixLayoutDestroy(out);
@@ -109,6 +115,15 @@ struct Gemm::Problem {
   }
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
+
+ private:
+  static void take_apart(cublasLtMatrixLayout_t layout, int32_t parts, int64_t distance) {
+    check_blas(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &parts, sizeof(parts)),
+               "linear");
+    check_blas(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &distance,
+                                                sizeof(distance)),
+               "linear");
+  }
 };
 
 Gemm::Gemm() {
@@ -120,7 +135,7 @@ Gemm::~Gemm() {
   cudaFree(cold_memory_);
 }
 
-std::vector<Gemm::Choice> Gemm::candidates(const Call& call, const Problem& problem, int wanted) const {
+std::vector<Gemm::Choice> Gemm::candidates(const Problem& problem, int wanted) const {
   cublasLtMatmulPreference_t preference = nullptr;
   check_blas(cublasLtMatmulPreferenceCreate(&preference), "linear");
   const size_t bytes = kGemmWorkspaceBytes;
@@ -137,10 +152,6 @@ std::vector<Gemm::Choice> Gemm::candidates(const Call& call, const Problem& prob
   for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; ++i) {
     choices.push_back({.own = std::nullopt, .algorithm = found[static_cast<size_t>(i)].algo});
   }
-  if (choices.empty()) {
-    throw DeviceError(fmt::format("cuBLASLt has no algorithm for [{}, {}] by [{}, {}].", call.x.rows, call.x.cols,
-                                  call.weight.out_features(), call.weight.in_features()));
-  }
   return choices;
 }
 
@@ -155,7 +166,9 @@ cublasStatus_t Gemm::multiply(const Call& call, const Choice& choice, const Prob
                         kGemmWorkspaceBytes, call.launch.stream);
 }
 
-Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::vector<Choice>& candidates) {
+// The fastest of those that run.
+std::optional<Gemm::Choice> Gemm::measure(const Call& call, const Problem& problem,
+                                          const std::vector<Choice>& candidates) {
   if (cold_memory_ == nullptr && cudaMalloc(&cold_memory_, kColdBytes) != cudaSuccess) {
     cudaGetLastError();  // the choice is the worse for it, no more
     cold_memory_ = nullptr;
@@ -201,7 +214,7 @@ Gemm::Choice Gemm::measure(const Call& call, const Problem& problem, const std::
   }
   cudaEventDestroy(start);
   cudaEventDestroy(stop);
-  if (timed.empty()) throw DeviceError("cuBLASLt ran none of its own candidates.");
+  if (timed.empty()) return std::nullopt;
   return *std::min_element(timed.begin(), timed.end(), faster)->choice;
 }
 
@@ -248,35 +261,62 @@ bool Gemm::can_measure(const Launch& launch) {
 
 void Gemm::run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out) {
   const Call call{launch, x, weight, bias, out};
-  const int64_t in = weight.in_features(), features = weight.out_features();
-  const std::vector<GemmPlan> own = gemm_hopper_plans(launch, x.rows, in, features, x.stride, out.stride);
+  const std::vector<GemmPlan> own =
+      gemm_hopper_plans(launch, x.rows, weight.in_features(), weight.out_features(), x.stride, out.stride);
   if (bias != nullptr && own.empty()) return run_on_library(call);
+  if (!run(call, own)) {
+    throw DeviceError(fmt::format("cuBLASLt has no algorithm for [{}, {}] by [{}, {}].", x.rows, x.cols,
+                                  weight.out_features(), weight.in_features()));
+  }
+}
 
-  const Key key{row_class(x.rows), in, features, x.stride, out.stride, out.dtype == DType::kF32, bias != nullptr};
+bool Gemm::run_in_parts(const Launch& launch, const Matrix& x, const CudaLinear& weight, int parts, float* products) {
+  ZIPAGE_CHECK(weight.in_features() % (8 * parts) == 0, "linear: {} columns in {} parts", weight.in_features(), parts);
+  const int64_t features = weight.out_features();
+  const Matrix out{.data = products, .dtype = DType::kF32, .rows = x.rows, .cols = features, .stride = features};
+  return run({launch, x, weight, nullptr, out, parts}, {});
+}
+
+// With the fastest of the library's algorithms and our `own`, where that is known or can be found out; false: there is
+// none.
+bool Gemm::run(const Call& call, const std::vector<GemmPlan>& own) {
+  const int64_t in = call.weight.in_features(), features = call.weight.out_features();
+  const Key key{
+      row_class(call.x.rows), in,        features, call.x.stride, call.out.stride, call.out.dtype == DType::kF32,
+      call.bias != nullptr,   call.parts};
   const std::optional<Choice> choice = known(key);
-  if (choice && choice->own) return gemm_hopper(launch, *choice->own, x, weight.data(), bias, out);
+  if (choice && choice->own) {
+    gemm_hopper(call.launch, *choice->own, call.x, call.weight.data(), call.bias, call.out);
+    return true;
+  }
   const Problem problem(call);
   // The rest of a class of rows may be out of an algorithm's reach: then the library chooses for this one call.
-  if (choice && multiply(call, *choice, problem) == CUBLAS_STATUS_SUCCESS) return;
+  if (choice && multiply(call, *choice, problem) == CUBLAS_STATUS_SUCCESS) return true;
 
-  const bool measures = can_measure(launch);
+  const bool measures = can_measure(call.launch);
   std::vector<Choice> all;
   for (const GemmPlan& plan : own) all.push_back({.own = plan});
-  if (bias == nullptr) {
-    const int tried = weight.bytes() >= kHeadBytes ? kCandidatesOfHead : kCandidates;
-    const std::vector<Choice> library = candidates(call, problem, measures ? tried : 1);
+  if (call.bias == nullptr) {
+    const int tried = call.weight.bytes() >= kHeadBytes ? kCandidatesOfHead : kCandidates;
+    const std::vector<Choice> library = candidates(problem, measures ? tried : 1);
     all.insert(all.begin(), library.begin(), library.end());
   }
-  if (!measures) {
-    check_blas(multiply(call, all.front(), problem), "linear");
+  if (all.empty()) return false;
+  std::optional<Choice> taken = all.front();
+  if (measures) {
     const std::lock_guard lock(mutex_);
-    if (!tuning_) chosen_.insert_or_assign(key, all.front());
-    return;
+    taken = measure(call, problem, all);
+    if (taken) chosen_.insert_or_assign(key, *taken);
   }
-  const std::lock_guard lock(mutex_);
-  const Choice fastest = measure(call, problem, all);
-  chosen_.insert_or_assign(key, fastest);
-  check_blas(multiply(call, fastest, problem), "linear");
+  if (!taken) return false;
+  const cublasStatus_t status = multiply(call, *taken, problem);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
+  check_blas(status, "linear");
+  if (!measures) {
+    const std::lock_guard lock(mutex_);
+    if (!tuning_) chosen_.insert_or_assign(key, *taken);
+  }
+  return true;
 }
 
 }  // namespace zipage::cuda

@@ -57,12 +57,17 @@ class Gemm {
   Gemm& operator=(const Gemm&) = delete;
 
   void run(const Launch& launch, const Matrix& x, const CudaLinear& weight, const float* bias, const Matrix& out);
+  // K is cut into `parts`, each a multiple of 8 long: products [parts, x.rows, out_features] fp32 whose sum is the
+  // layer's, for a reader that adds them on the way. They may lie in the scratch behind what cuBLASLt has of it. False
+  // where the library has no way to do it.
+  bool run_in_parts(const Launch& launch, const Matrix& x, const CudaLinear& weight, int parts, float* products);
   void end_tuning();
 
  private:
   struct Key {
     int64_t rows, in, out, x_stride, out_stride;
     bool fp32_out, bias;
+    int parts;
     auto operator<=>(const Key&) const = default;
   };
   struct Choice {
@@ -72,11 +77,12 @@ class Gemm {
   struct Problem;
   struct Call;
 
-  std::vector<Choice> candidates(const Call& call, const Problem& problem, int wanted) const;
+  bool run(const Call& call, const std::vector<GemmPlan>& own);
+  std::vector<Choice> candidates(const Problem& problem, int wanted) const;
   cublasStatus_t multiply(const Call& call, const Choice& choice, const Problem& problem) const;
   std::optional<Choice> known(const Key& key);
   bool can_measure(const Launch& launch);
-  Choice measure(const Call& call, const Problem& problem, const std::vector<Choice>& candidates);
+  std::optional<Choice> measure(const Call& call, const Problem& problem, const std::vector<Choice>& candidates);
   void run_on_library(const Call& call);
 
   cublasLtHandle_t handle_ = nullptr;

@@ -126,6 +126,12 @@ __device__ __forceinline__ void wait_for_previous() {
 
 void embedding(const Launch&, const EmbeddingParams&, const void* table);
 void rms_norm(const Launch&, const RmsNormParams&);
+// The same of x = the sum of parts [count, rows, cols]; of p.x sizes alone count.
+struct ProductParts {
+  const float* data = nullptr;
+  int count = 0;
+};
+void rms_norm_of_parts(const Launch&, const ProductParts&, const RmsNormParams&);
 void add_bias(const Launch&, const Matrix& x, const float* bias, const Matrix& out);  // x fp32
 void qkv_rope_append(const Launch&, const QkvRopeAppendParams&);
 void silu_mul(const Launch&, const SiluMulParams&);

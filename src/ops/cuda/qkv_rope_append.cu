@@ -8,7 +8,8 @@ namespace {
 
 // ---- numbers ----
 constexpr int kThreads = 128;
-constexpr int kVector = 8;  // elements a lane holds
+constexpr int kRoundsTogether = 3;  // rounds of heads
+constexpr int kVector = 8;          // elements a lane holds
 
 struct Args {
   bf16* qkv;  // [num_tokens, stride]
@@ -23,12 +24,9 @@ struct Args {
 
 // ---- kernels ----
 
-__device__ __forceinline__ void load8(const float* from, float (&out)[kVector]) {
-  const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-}
-
-template <int kHeadDim>
+// A block takes kTogether rounds of heads at a time, whose rows are on their way together. If that is one, the block's
+// only one, what its norm multiplies by is on its way before there is a row.
+template <int kHeadDim, int kTogether>
 __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_constant__ Args a) {
   let_next_start();
   constexpr int kChunks = kHeadDim / kVector;
@@ -53,23 +51,22 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
       for (int e = 0; e < kVector; ++e) sine[e] = -sine[e];
     }
   }
-
-  const int first = blockIdx.y * kHeadsAtOnce;
-  float weight[kVector] = {};  // of the head's norm; the first one's is on its way before there is a row
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  float weight[kVector] = {};  // of the head's norm
   const auto norm_of = [&](int head) { return head < a.num_heads ? a.q_norm : a.k_norm; };
   const auto fetch_weight = [&](int head) {
     if (active && norm_of(head) != nullptr) load8(norm_of(head) + c * kVector, weight);
   };
-  fetch_weight(first + static_cast<int>(threadIdx.x) / kLanes);
+  if constexpr (kTogether == 1) fetch_weight(blockIdx.y * kHeadsAtOnce + group);
 
-  wait_till_previous_ended();
-  for (int base = first; base < heads; base += gridDim.y * kHeadsAtOnce) {
-    const int head = base + static_cast<int>(threadIdx.x) / kLanes;
+  const auto at = [&](int head) {
+    return reinterpret_cast<uint4*>(a.qkv + token * a.stride + int64_t{head} * kHeadDim) + c;
+  };
+  const auto append = [&](int head, const uint4& row) {  // head and row of this lane's group
     const bool is_query = head < a.num_heads, is_value = head >= a.num_heads + num_kv_heads;
-    auto* at = reinterpret_cast<uint4*>(a.qkv + token * a.stride + int64_t{head} * kHeadDim) + c;
     const bool here = active && head < heads;
-    float x[kVector] = {};
-    if (here) unpack8(*at, x);
+    float x[kVector];
+    unpack8(row, x);
     if (a.q_norm != nullptr || a.k_norm != nullptr) {
       float squares = 0.0F;
 #pragma unroll
@@ -77,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
 #pragma unroll
       for (int offset = kLanes / 2; offset > 0; offset >>= 1) squares += __shfl_xor_sync(kFullMask, squares, offset);
       if (here && !is_value && norm_of(head) != nullptr) {
-        if (base > first) fetch_weight(head);
+        if constexpr (kTogether > 1) fetch_weight(head);
         const float scale = rsqrtf(squares / static_cast<float>(kHeadDim) + a.eps);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) x[e] *= scale * weight[e];
@@ -88,18 +85,18 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
       const float other = __shfl_sync(kFullMask, x[e], partner);
       if (rotates && !is_value) x[e] = x[e] * cosine[e] + other * sine[e];
     }
-    if (!here) continue;
+    if (!here) return;
     if (is_query) {
       const uint4 v = pack8(x);
-      *at = v;
+      *at(head) = v;
       if (ring_row >= 0) {
-        const int64_t row = (int64_t{a.layer} * a.num_ring_rows + ring_row) * a.num_heads + head;
-        reinterpret_cast<uint4*>(a.ring + row * kHeadDim)[c] = v;
+        const int64_t to = (int64_t{a.layer} * a.num_ring_rows + ring_row) * a.num_heads + head;
+        reinterpret_cast<uint4*>(a.ring + to * kHeadDim)[c] = v;
       }
     } else if (slot >= 0) {
       const int kv_head = head - a.num_heads - (is_value ? num_kv_heads : 0);
-      std::byte* row = a.kv.key_row(a.layer, slot / a.kv.block_size, kv_head, slot % a.kv.block_size);
-      if (is_value) row += a.kv.value_offset;
+      std::byte* to = a.kv.key_row(a.layer, slot / a.kv.block_size, kv_head, slot % a.kv.block_size);
+      if (is_value) to += a.kv.value_offset;
       if (a.kv.is_fp8) {
         const float inverse = 1.0F / (is_value ? a.v_scale : a.k_scale)[a.layer * num_kv_heads + kv_head];
         uint32_t words[2];
@@ -108,11 +105,23 @@ __global__ void __launch_bounds__(kThreads) qkv_rope_append_kernel(const __grid_
           words[i] = float2_to_fp8x2(x[4 * i] * inverse, x[4 * i + 1] * inverse) |
                      float2_to_fp8x2(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
         }
-        reinterpret_cast<uint2*>(row)[c] = make_uint2(words[0], words[1]);
+        reinterpret_cast<uint2*>(to)[c] = make_uint2(words[0], words[1]);
       } else {
-        reinterpret_cast<uint4*>(row)[c] = pack8(x);
+        reinterpret_cast<uint4*>(to)[c] = pack8(x);
       }
     }
+  };
+
+  wait_till_previous_ended();
+  for (int base = blockIdx.y * kTogether * kHeadsAtOnce; base < heads; base += gridDim.y * kTogether * kHeadsAtOnce) {
+    uint4 rows[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int head = base + j * kHeadsAtOnce + group;
+      rows[j] = active && head < heads ? *at(head) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) append(base + j * kHeadsAtOnce + group, rows[j]);
   }
 }
 
@@ -123,8 +132,9 @@ void launch_append(const Launch& launch, const Args& a, int num_tokens) {
   constexpr int kHeadsAtOnce = kThreads * kVector / (kHeadDim == 96 ? 128 : kHeadDim);
   const int rounds = ceil_div(a.num_heads + 2 * a.kv.num_kv_heads, kHeadsAtOnce);
   // Few tokens: every round a block of its own. Many: a block takes all heads and reads cosines and sines once.
-  const int parts = num_tokens < 2 * launch.num_sms ? rounds : 1;
-  run(launch, qkv_rope_append_kernel<kHeadDim>, dim3(num_tokens, parts), kThreads, 0, a);
+  const bool few = num_tokens < 2 * launch.num_sms;
+  const auto kernel = few ? qkv_rope_append_kernel<kHeadDim, 1> : qkv_rope_append_kernel<kHeadDim, kRoundsTogether>;
+  run(launch, kernel, dim3(num_tokens, few ? rounds : 1), kThreads, 0, a);
 }
 
 }  // namespace
