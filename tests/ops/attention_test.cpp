@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "ops/compare.h"
 #include "ops/device.h"
@@ -22,9 +23,10 @@ struct Heads {
   int num_heads, num_kv_heads, head_dim;
 };
 
-// A pool with random K and V of some sequences and their queries of one step.
+// A pool with random K and V of some sequences and their queries of one step; keys get longer by `growth` a slot.
 struct Scene {
-  Scene(Device& device, Heads shape, int block_size, const std::vector<TestSequence>& sequences, Random& random)
+  Scene(Device& device, Heads shape, int block_size, const std::vector<TestSequence>& sequences, Random& random,
+        float growth = 0)
       : heads(shape),
         kv(device, {2, blocks(sequences, block_size), block_size, shape.num_kv_heads, shape.head_dim, DType::kBF16}) {
     std::vector<int> lengths;
@@ -32,7 +34,11 @@ struct Scene {
     tables = kv.make_tables(lengths, random);
     for (size_t i = 0; i < sequences.size(); ++i) {
       const int64_t elements = static_cast<int64_t>(lengths[i]) * heads.num_kv_heads * heads.head_dim;
-      const std::vector<float> k = rounded_to_bf16(random.normals(elements));
+      std::vector<float> numbers = random.normals(elements);
+      const int64_t row = static_cast<int64_t>(heads.num_kv_heads) * heads.head_dim;
+      for (int64_t e = 0; e < elements; ++e)
+        numbers[static_cast<size_t>(e)] *= 1 + growth * static_cast<float>(e / row);
+      const std::vector<float> k = rounded_to_bf16(numbers);
       const std::vector<float> v = rounded_to_bf16(random.normals(elements));
       kv.write(1, tables[i], 0, k, v);
       keys.push_back(by_head(k));
@@ -158,6 +164,102 @@ TEST_P(AttentionTest, PromptsOfMorePiecesThanADeviceRunsAtATime) {
       }
       const auto begin = first.begin() + (scene.batch->first_token(s) + t) * scene.width();
       ASSERT_TRUE(close({begin, begin + scene.width()}, expected, scene.width(), tolerance())) << s << ", " << t;
+    }
+  }
+}
+
+// Decodes of so many sequences that every part of a device works on several, and on parts of some. They begin alike, in
+// the same blocks, and have the same query.
+struct ManySequences {
+  ManySequences(Device& on, Heads heads, int block, int longest, Random& random, float growth = 0)
+      : device(on), block_size(block), scene(on, heads, block, {{longest - 1, 1}}, random, growth) {
+    query = scene.queries;
+    table = scene.tables.front();
+  }
+
+  const oracle::Reals& expected(int length) {
+    oracle::Reals& row = rows[length];
+    for (int head = 0; row.size() < query.size(); ++head) {
+      const oracle::Reals part = scene.expected(0, 0, head, length);
+      row.insert(row.end(), part.begin(), part.end());
+    }
+    return row;
+  }
+  std::vector<float> attend_to(const std::vector<int>& lengths) {
+    std::vector<TestSequence> sequences;
+    scene.queries.clear();
+    for (const int length : lengths) {
+      sequences.push_back({length - 1, 1});
+      scene.queries.insert(scene.queries.end(), query.begin(), query.end());
+    }
+    scene.batch = std::make_unique<TestBatch>(device, sequences,
+                                              std::vector<std::vector<int32_t>>(sequences.size(), table), block_size);
+    return attend(device, scene);
+  }
+  void expect(const std::vector<int>& lengths, Tolerance tolerance) {
+    const std::vector<float> first = attend_to(lengths);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(attend(device, scene), first);
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      const auto begin = first.begin() + static_cast<std::ptrdiff_t>(s * query.size());
+      const std::vector<float> row(begin, begin + scene.width());
+      if (lengths[s] == 0) {
+        EXPECT_TRUE(std::all_of(row.begin(), row.end(), [](float x) { return x == 0.0F; }));
+      } else {
+        ASSERT_TRUE(close(row, expected(lengths[s]), scene.width(), tolerance)) << s << ", " << lengths[s];
+      }
+    }
+  }
+
+  Device& device;
+  int block_size;
+  Scene scene;
+  std::vector<float> query;
+  std::vector<int32_t> table;
+  std::map<int, oracle::Reals> rows;
+};
+
+TEST_P(AttentionTest, ManySequencesOfAnyLengthsGiveTheSameBitsEveryTime) {
+  struct Work {
+    int count, shortest, longest;
+    std::vector<int> others;
+  };
+  const int many = device.f32() ? 1 : 20;
+  const std::vector<Work> works{{3 * many, 1000, 2300, {}},
+                                {many, 4000, 7000, {1, 17, 0, 300}},
+                                {50 * many, 1, 40, {}},
+                                {9 * many, 1, 200, {7000, 0, 7000, 6999}},
+                                {20 * many, 100, 130, {5000}}};
+  Random random(9);
+  for (const auto& [heads, block_size] : {std::pair{Heads{16, 8, 64}, 64}, std::pair{Heads{8, 1, 128}, 48},
+                                          std::pair{Heads{7, 7, 128}, 192}, std::pair{Heads{10, 2, 64}, 16}}) {
+    ManySequences sequences(device, heads, block_size, 7000, random);
+    for (const Work& work : works) {
+      std::vector<int> lengths = work.others;
+      const int few[] = {random.between(work.shortest, work.longest), random.between(work.shortest, work.longest),
+                         work.longest};
+      for (int i = 0; i < work.count; ++i) lengths.push_back(few[random.between(0, 2)]);
+      sequences.expect(lengths, tolerance());
+    }
+  }
+}
+
+TEST_P(AttentionTest, ThousandsOfShortSequences) {
+  Random random(10);
+  ManySequences sequences(device, {4, 1, 128}, 64, 40, random);
+  std::vector<int> lengths;
+  for (int i = 0; i < (device.f32() ? 500 : 12000); ++i) lengths.push_back(random.between(0, 4) * 10);
+  sequences.expect(lengths, tolerance());
+}
+
+// What is summed up so far must shrink again and again, for some heads and not for others.
+TEST_P(AttentionTest, ScoresThatGrowAlongASequence) {
+  Random random(11);
+  for (const Heads heads : {Heads{16, 4, 64}, Heads{8, 2, 128}}) {
+    for (const float growth : {1.0F / 256, 1.0F / 32}) {
+      ManySequences sequences(device, heads, 64, 2400, random, growth);
+      std::vector<int> lengths{700, 1500, 200, 2400, 64, 130};
+      for (int i = 0; i < (device.f32() ? 1 : 30); ++i) lengths.push_back(i % 3 == 0 ? 1500 : 2400);
+      sequences.expect(lengths, {0.02, 0.02});  // scores of hundreds
     }
   }
 }

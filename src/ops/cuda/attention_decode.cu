@@ -15,6 +15,7 @@
 // A tile's scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that the 16 rows of a tensor-core tile
 // are slots and the 8 columns the query heads of the group: nothing is padded up to 16 query rows.
 #include "ops/cuda/attention_decode.cuh"
+#include "ops/cuda/attention_decode_line.cuh"
 
 namespace zipage::cuda {
 namespace {
@@ -22,11 +23,6 @@ namespace {
 // ---- kernels ----
 
 constexpr int kWholeTiles = 6;  // a warp; to bring a unit's parts together takes about as long
-
-// What a block works on: [begin, end) of the line.
-struct Piece {
-  int begin, end;
-};
 
 // Few short units: each is one block's.
 __device__ bool units_stay_whole(const int* first, int num_seqs, int num_kv_heads, int longest) {
@@ -39,76 +35,6 @@ __device__ Piece unit_piece(const int* first, int num_seqs, int num_kv_heads) {
   if (seq >= num_seqs) return {0, 0};
   const int size = first[seq + 1] - first[seq], begin = first[seq] * num_kv_heads + head * size;
   return {begin, begin + size};
-}
-
-// Where a tile of the line lies. Tiles are visited in order, so moving on costs a comparison.
-template <int kUnitCost>
-struct Cursor {
-  int seq, head, tile, num_tiles;  // of the unit
-  int seq_len;
-
-  // Returns where in the line the tile lies: at `position`, or behind the unit's cost if that is there.
-  __device__ int seek(const int* first, int num_seqs, int num_kv_heads, int position, const int32_t* seq_lens) {
-    int low = 0, high = num_seqs;  // the last seq with first[seq] * num_kv_heads <= position
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first[middle] * num_kv_heads <= position)
-        low = middle;
-      else
-        high = middle;
-    }
-    enter(low, first, seq_lens);
-    const int rest = position - first[seq] * num_kv_heads;
-    head = rest / (num_tiles + kUnitCost);
-    const int behind_cost = rest % (num_tiles + kUnitCost) - kUnitCost;
-    tile = max(behind_cost, 0);
-    return position + tile - behind_cost;
-  }
-  __device__ void enter(int next, const int* first, const int32_t* seq_lens) {
-    seq = next;
-    num_tiles = first[seq + 1] - first[seq] - kUnitCost;
-    seq_len = seq_lens[seq];
-  }
-  // To the first tile of the next unit that has tiles; true when it is another sequence's.
-  __device__ bool next_unit(const int* first, int num_kv_heads, const int32_t* seq_lens) {
-    tile = 0;
-    if (++head < num_kv_heads) return false;
-    head = 0;
-    int next = seq + 1;
-    while (first[next + 1] == first[next]) ++next;
-    enter(next, first, seq_lens);
-    return true;
-  }
-};
-
-// [0, num_seqs] running sums of the sequences' shares of the line, by the whole block.
-template <int kUnitCost>
-__device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile, int* warp_sums) {
-  const int threads = blockDim.x, lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  int carry = 0;
-  for (int base = 0; base < num_seqs; base += threads) {
-    const int i = base + threadIdx.x;
-    const int tiles = i < num_seqs ? ceil_div(seq_lens[i], kTile) : 0;
-    const int own = tiles > 0 ? tiles + kUnitCost : 0;
-    int sum = own;
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset <<= 1) {
-      const int other = __shfl_up_sync(kFullMask, sum, offset);
-      if (lane >= offset) sum += other;
-    }
-    if (lane == kWarpSize - 1) warp_sums[warp] = sum;
-    __syncthreads();
-    int before = carry, total = carry;
-    for (int w = 0; w < threads / kWarpSize; ++w) {
-      if (w < warp) before += warp_sums[w];
-      total += warp_sums[w];
-    }
-    if (i < num_seqs) first_tile[i] = before + sum - own;
-    carry = total;
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) first_tile[num_seqs] = carry;
-  __syncthreads();
 }
 
 template <bool kFp8, int kHeadDim, int kHeadTiles, bool kAppends>
@@ -134,7 +60,7 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
   if constexpr (kAppends) {
     for (int i = threadIdx.x; i < a.num_seqs; i += blockDim.x) positions[i] = a.append.positions[i];
   }
-  sum_tiles<kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
+  sum_tiles<kTile, kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
 
   // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
   const auto clear_padding = [&] {
@@ -185,6 +111,7 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
     load_segment_end = min(load.num_tiles, piece.end - load_position);
     return true;
   };
+  const uint64_t policy = evict_first();  // what is read once a step leaves the cache to what is read again
   bool loading = true, waited = false;
   int load_stage = 0;
   const auto issue = [&] {  // the warp's next tile, if any is left, as one group of copies
@@ -209,8 +136,8 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
         const int chunk = i * kWarpSize + lane, row = chunk / kChunks;
         const uint32_t at = to + swizzle<S::kRowBytes>(row, chunk % kChunks);
         // Slots past the end may hold anything, NaN too: they are read as zeros.
-        copy_async16(at, from + chunk * 16, row < valid);
-        copy_async16(at + kTile * S::kRowBytes, from + a.kv.value_offset + chunk * 16, row < valid);
+        copy_async16(at, from + chunk * 16, row < valid, policy);
+        copy_async16(at + kTile * S::kRowBytes, from + a.kv.value_offset + chunk * 16, row < valid, policy);
       }
       load_tile += warps;
     }
@@ -276,47 +203,28 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
     }
     state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
     __syncthreads();
-    const int unit_index = finished.seq * num_kv_heads + finished.head;
-    const int unit_begin = position - finished.tile,
-              unit_end = unit_begin + finished.num_tiles;  // its tiles in the line
-    const int first_block = unit_begin / per_block, last_block = (unit_end - 1) / per_block;
-    const bool alone = whole || first_block == last_block;
-    const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F;
-    bf16* out = a.out + a.query_start_loc[finished.seq] * a.out_stride + int64_t{finished.head} * a.group * kHeadDim;
-    // A block meets at most one shared unit at its begin and one at its end.
-    const int64_t part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1);
-    for (int i = threadIdx.x; i < a.group * kHeadDim; i += blockDim.x) {
-      const int head = i / kHeadDim;
+    const int unit_begin = position - finished.tile;
+    const UnitEnd end{
+        .out = a.out + a.query_start_loc[finished.seq] * a.out_stride + int64_t{finished.head} * a.group * kHeadDim,
+        .partial_out = a.partial_out,
+        .partial_stats = a.partial_stats,
+        .counter = &a.counters[finished.seq * num_kv_heads + finished.head],
+        .part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1),
+        .begin = unit_begin,
+        .first_block = unit_begin / per_block,
+        .last_block = (unit_begin + finished.num_tiles - 1) / per_block,
+        .per_block = per_block,
+        .group = a.group,
+        .v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F};
+    const auto own = [&](int i, int head) {
       Merged merged;
       for (int w = 0; w < warps; ++w)
         merged.add(merge_stats[w * a.group + head], merge_out[w * a.group * kHeadDim + i]);
-      if (alone) {
-        out[i] = bf16(merged.out / merged.sum * v_scale);
-      } else {
-        a.partial_out[part * a.group * kHeadDim + i] = merged.out;
-        if (i % kHeadDim == 0) a.partial_stats[part * a.group + head] = make_float2(merged.maximum, merged.sum);
-      }
-    }
-    if (!alone) {
-      __threadfence();
-      __syncthreads();
-      if (threadIdx.x == 0) is_last = atomicAdd(&a.counters[unit_index], 1) == last_block - first_block;
-      __syncthreads();
-      if (is_last) {
-        __threadfence();
-        for (int i = threadIdx.x; i < a.group * kHeadDim; i += blockDim.x) {
-          Merged merged;
-#pragma unroll 4
-          for (int b = first_block; b <= last_block; ++b) {
-            const int64_t other = 2 * int64_t{b} + (int64_t{b} * per_block >= unit_begin ? 0 : 1);
-            merged.add(__ldcg(&a.partial_stats[other * a.group + i / kHeadDim]),
-                       __ldcg(&a.partial_out[other * a.group * kHeadDim + i]));
-          }
-          out[i] = bf16(merged.out / merged.sum * v_scale);
-        }
-        if (threadIdx.x == 0) a.counters[unit_index] = 0;
-      }
-    }
+      return merged;
+    };
+    finish_unit<kHeadDim>(
+        end, whole || end.first_block == end.last_block, threadIdx.x, blockDim.x, own, [] { __syncthreads(); },
+        is_last);
     __syncthreads();  // merge_out is free again
 
     position = next_position;
@@ -390,6 +298,7 @@ void attention_decode(const Launch& launch, const AttentionParams& p, const QkvR
   a.partial_stats = reinterpret_cast<float2*>(launch.scratch);
   a.partial_out = reinterpret_cast<float*>(a.partial_stats + 2 * static_cast<size_t>(launch.num_sms) * a.group);
   a.counters = launch.counters;
+  if (append == nullptr && serves_decode_hopper(launch, p)) return attention_decode_hopper(launch, p, a);
   if (append != nullptr) {
     a.append = {.q_norm = append->q_norm,
                 .k_norm = append->k_norm,

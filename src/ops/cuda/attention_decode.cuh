@@ -34,10 +34,14 @@ struct DecodeArgs {
   KvLayout kv;
   const float *k_scale, *v_scale;  // [num_layers, num_kv_heads], fp8 only
   float* partial_out;              // [2 * gridDim.x, group, head_dim]
-  float2* partial_stats;           // [2 * gridDim.x, group] maximum (of scaled log2 scores) and sum
+  float2* partial_stats;           // [2 * gridDim.x, group] reference (of scaled log2 scores) and sum
   int32_t* counters;               // [units] zero
   AppendArgs append;
 };
+
+// The same with Hopper's own instructions, for the shapes that it serves.
+bool serves_decode_hopper(const Launch&, const AttentionParams&);
+void attention_decode_hopper(const Launch&, const AttentionParams&, const DecodeArgs&);
 
 template <bool kFp8, int kHeadDim, int kHeadTiles>
 struct DecodeShape {
@@ -395,19 +399,6 @@ struct DecodeWarp {
         }
       }
     }
-  }
-};
-
-// Merges `parts` partial results of one head's element. Parts without any slot have maximum -inf and sum 0.
-struct Merged {
-  float maximum = -INFINITY, sum = 0.0F, out = 0.0F;
-  __device__ void add(float2 stats, float value) {
-    if (stats.x == -INFINITY) return;
-    const float next = fmaxf(maximum, stats.x);
-    const float own = exp2_fast(maximum - next), other = exp2_fast(stats.x - next);
-    sum = sum * own + stats.y * other;
-    out = out * own + value * other;
-    maximum = next;
   }
 };
 

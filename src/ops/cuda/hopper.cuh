@@ -37,6 +37,10 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
       "r"(parity)
       : "memory");
 }
+// Arrives when all that the thread has started with copy_async16 is there.
+__device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
 // Initialised barriers become visible to the copy engine.
 __device__ __forceinline__ void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
@@ -53,6 +57,21 @@ __device__ __forceinline__ void fence_async_proxy_global() {
 // A barrier among `threads` threads; id 0 is __syncthreads'.
 __device__ __forceinline__ void sync_threads(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+// The same, and whether it holds for any of them.
+__device__ __forceinline__ bool any_of_threads(int id, int threads, bool holds) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.b32 p, %3, 0;\n"
+      "bar.red.or.pred q, %1, %2, p;\n"
+      "selp.b32 %0, 1, 0, q;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
+      : "memory");
+  return any != 0;
 }
 
 // ---- the tensor copy engine ----------------------------------------------------------------------------------------
@@ -117,6 +136,23 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// An operand of eight columns whose outer dimension is contiguous, 16 bytes a row of the inner one: nothing permuted.
+__device__ __forceinline__ uint64_t narrow_operand(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffffU) >> 4) | uint64_t{8} << 16 | uint64_t{8} << 32;
+}
+
+// d[64x8] (+)= a[64x16] * b[16x8], both in shared memory with the inner dimension contiguous, or (kOuter) the outer.
+template <bool kOuter>
+__device__ __forceinline__ void product_ss(float (&d)[4], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %7;\n"
+      "}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kOuter ? 1 : 0));
+}
 // d[64x32] (+)= a[64x16] * b[16x32], both in shared memory with the inner dimension contiguous.
 __device__ __forceinline__ void product_ss(float (&d)[16], uint64_t a, uint64_t b, bool add) {
   asm volatile(
