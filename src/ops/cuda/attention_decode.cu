@@ -15,7 +15,6 @@
 // A tile's scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that the 16 rows of a tensor-core tile
 // are slots and the 8 columns the query heads of the group: nothing is padded up to 16 query rows.
 #include "ops/cuda/attention_decode.cuh"
-#include "ops/cuda/attention_decode_line.cuh"
 
 namespace zipage::cuda {
 namespace {
@@ -62,24 +61,10 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
   }
   sum_tiles<kTile, kUnitCost>(a.seq_lens, a.num_seqs, first_tile, warp_sums);
 
-  // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
-  const auto clear_padding = [&] {
-    const auto clear = [&](int64_t token) {
-      for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += blockDim.x)
-        a.out[token * a.out_stride + i] = bf16(0.0F);
-    };
-    for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
-      if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
-    }
-    for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
-      clear(token);
-  };
   const int total = first_tile[a.num_seqs] * num_kv_heads;
   const int per_block = max(ceil_div(total, static_cast<int>(gridDim.x)), warps);
   const bool whole = units_stay_whole(first_tile, a.num_seqs, num_kv_heads, kUnitCost + kWholeTiles * warps);
-  const Piece piece = whole ? unit_piece(first_tile, a.num_seqs, num_kv_heads)
-                            : Piece{min(static_cast<int>(blockIdx.x) * per_block, total),
-                                    min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
+  const Piece piece = whole ? unit_piece(first_tile, a.num_seqs, num_kv_heads) : equal_piece(total, per_block);
   // Of the segment's first tile in the line.
   Cursor<kUnitCost> load;
   int load_position = piece.end;
@@ -91,7 +76,7 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
     for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) pads |= first_tile[seq + 1] == first_tile[seq];
     if (!pads && blockIdx.x != 0) return;
     wait_till_previous_ended();
-    return clear_padding();
+    return clear_padding<kHeadDim>(a, first_tile, blockDim.x);
   }
 
   // The warp's tiles of a unit segment are first + warp, + warps, ...: the loader walks them ahead of the arithmetic.
@@ -167,7 +152,7 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
     }
   };
   load_unit(position);
-  clear_padding();
+  clear_padding<kHeadDim>(a, first_tile, blockDim.x);
   int stage = 0;
   while (position < piece.end) {
     const int segment_end = min(unit.num_tiles, unit.tile + piece.end - position);
@@ -203,19 +188,8 @@ __global__ void __launch_bounds__(DecodeShape<kFp8, kHeadDim, kHeadTiles>::kWarp
     }
     state.leave(merge_out + warp * a.group * kHeadDim, merge_stats + warp * a.group, a.group);
     __syncthreads();
-    const int unit_begin = position - finished.tile;
-    const UnitEnd end{
-        .out = a.out + a.query_start_loc[finished.seq] * a.out_stride + int64_t{finished.head} * a.group * kHeadDim,
-        .partial_out = a.partial_out,
-        .partial_stats = a.partial_stats,
-        .counter = &a.counters[finished.seq * num_kv_heads + finished.head],
-        .part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1),
-        .begin = unit_begin,
-        .first_block = unit_begin / per_block,
-        .last_block = (unit_begin + finished.num_tiles - 1) / per_block,
-        .per_block = per_block,
-        .group = a.group,
-        .v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F};
+    const float v_scale = kFp8 ? a.v_scale[a.layer * num_kv_heads + finished.head] : 1.0F;
+    const UnitEnd end = end_of<kHeadDim>(a, finished, piece, position, per_block, v_scale);
     const auto own = [&](int i, int head) {
       Merged merged;
       for (int w = 0; w < warps; ++w)

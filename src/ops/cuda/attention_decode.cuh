@@ -2,8 +2,7 @@
 // the way, their norm, rotation and place in the pool.
 #pragma once
 
-#include "ops/cuda/device.cuh"
-#include "ops/cuda/launch.h"
+#include "ops/cuda/attention_decode_line.cuh"
 
 namespace zipage::cuda {
 
@@ -11,37 +10,6 @@ namespace zipage::cuda {
 inline constexpr int kTile = 16;  // slots a tile
 inline constexpr int kMaxWarps = 8;
 inline constexpr int kHeadsPerTile = 8;  // columns of one tensor-core tile
-inline constexpr int kUnitBytes = 72 * 1024;
-
-// What qkv_rope_append does to the step's tokens, where attention does it in passing.
-struct AppendArgs {
-  const float *q_norm, *k_norm, *cos_sin;
-  float eps;
-  const int32_t *positions, *slot_mapping, *ring_rows;
-  bf16* ring;  // [num_layers, num_ring_rows, num_heads, head_dim] or null
-  int num_ring_rows;
-};
-
-struct DecodeArgs {
-  const bf16* q;  // with an append [num_tokens, num_heads + 2 num_kv_heads, head_dim]: K and V behind it
-  int64_t q_stride;
-  bf16* out;
-  int64_t out_stride;
-  int num_seqs, num_heads, group, layer, max_blocks_per_seq;
-  int num_tokens, num_batch_seqs;  // of the whole batch
-  float scale;
-  const int32_t *query_start_loc, *seq_lens, *block_table;
-  KvLayout kv;
-  const float *k_scale, *v_scale;  // [num_layers, num_kv_heads], fp8 only
-  float* partial_out;              // [2 * gridDim.x, group, head_dim]
-  float2* partial_stats;           // [2 * gridDim.x, group] reference (of scaled log2 scores) and sum
-  int32_t* counters;               // [units] zero
-  AppendArgs append;
-};
-
-// The same with Hopper's own instructions, for the shapes that it serves.
-bool serves_decode_hopper(const Launch&, const AttentionParams&);
-void attention_decode_hopper(const Launch&, const AttentionParams&, const DecodeArgs&);
 
 template <bool kFp8, int kHeadDim, int kHeadTiles>
 struct DecodeShape {
@@ -50,7 +18,7 @@ struct DecodeShape {
   static constexpr int kStages = kHeadTiles > 1 && kHeadDim > 64 ? 2 : kStageBytes <= 4096 ? 5 : 3;
   static constexpr int kWarps = kStageBytes > 8192 ? 4 : kMaxWarps;
   static constexpr int kSteps = kHeadDim / 16;
-  // Tiles that a unit's end is worth: about 2 microseconds of a block, at its share of the memory's speed.
+  // Tiles that a unit's end is worth.
   static constexpr int kUnitCost = kUnitBytes / kStageBytes;
 };
 
@@ -135,7 +103,7 @@ struct DecodeWarp {
   }
   __device__ static void prefetch_head(const float* from) {
     const int lane = threadIdx.x % kWarpSize;
-    if (lane < kHeadDim / 32) asm volatile("prefetch.global.L1 [%0];\n" ::"l"(from + lane * 32));
+    if (lane < kHeadDim / 32) prefetch_near(from + lane * 32);
   }
 
   // Norm and rotation, of bf16 to bf16. One warp of a unit records what comes out.

@@ -9,7 +9,6 @@
 // grow, which is rare behind a unit's first tiles.
 #include <algorithm>
 
-#include "ops/cuda/attention_decode.cuh"
 #include "ops/cuda/attention_decode_line.cuh"
 #include "ops/cuda/hopper.cuh"
 
@@ -66,16 +65,6 @@ struct Shared {
   int is_last;
 };
 
-// A place in a ring of at least kStep stages, of which every kStep-th is taken, and in which parity the ring is there.
-template <int kStep>
-struct Turn {
-  int stage, parity = 0;
-  __device__ void advance(int stages) {
-    stage += kStep;
-    if (stage >= stages) stage -= stages, parity ^= 1;
-  }
-};
-
 // ---- kernels ----
 
 // Tiles of K and V, as stages become free: a few warps take every kFetchers-th tile. A thread takes 16 bytes of a row
@@ -92,7 +81,7 @@ __device__ void fetch(const Args& args, const int* first_tile, const Piece& piec
   const bool whole_blocks = block_size % kSlots == 0;
   const int at = chunk / 8 * kPanelBytes + first_row * 128, permuted = (chunk ^ first_row) & 7;
   const uint64_t policy = evict_first();  // what is read once a step leaves the cache to what is read again
-  Turn<kFetchers> turn{fetcher};
+  Turn turn{.stage = fetcher};
   bool waited = false;
   int next_tile = fetcher, seen = 0;  // of the block's tiles: the next one to fetch, those before the segment
   // Lines of the block table of this sequence and the next one: what is not near takes as long as all that memory has
@@ -103,7 +92,7 @@ __device__ void fetch(const Args& args, const int* first_tile, const Piece& piec
     const int lane = threadIdx.x % kWarpSize;
     const int32_t* line = a.block_table + int64_t{unit.seq} * a.max_blocks_per_seq + lane * kLine;
     for (int seq = unit.seq; seq < min(unit.seq + 2, a.num_seqs); ++seq, line += a.max_blocks_per_seq) {
-      if (lane * kLine < a.max_blocks_per_seq) asm volatile("prefetch.global.L1 [%0];\n" ::"l"(line));
+      if (lane * kLine < a.max_blocks_per_seq) prefetch_near(line);
     }
   };
 #pragma unroll 1
@@ -131,7 +120,7 @@ __device__ void fetch(const Args& args, const int* first_tile, const Piece& piec
         return a.kv.key_row(a.layer, id, unit.head, slot % block_size) + chunk * 16;
       };
       const std::byte* from = whole_blocks ? row(tile * kSlots) + first_row * kHeadDim * 2 : nullptr;
-      barrier_wait(&shared.free[turn.stage], turn.parity ^ 1);
+      barrier_wait(&shared.free[turn.stage], turn.phase ^ 1);
       if (whole_blocks) {
 #pragma unroll
         for (int i = 0; i < kRounds; ++i) copy(i, from + i * kRowsAtOnce * kHeadDim * 2);
@@ -140,7 +129,7 @@ __device__ void fetch(const Args& args, const int* first_tile, const Piece& piec
         for (int i = 0; i < kRounds; ++i) copy(i, row(tile * kSlots + i * kRowsAtOnce + first_row));
       }
       copy_async_arrive(&shared.full[turn.stage]);
-      turn.advance(args.stages);
+      turn.advance(args.stages, kFetchers);
     }
     seen += segment_end - unit.tile;
     position += segment_end - unit.tile + S::kUnitCost;
@@ -303,7 +292,7 @@ __device__ void attend(const Args& args, const int* first_tile, const Piece& pie
 
   Unit<kHeadDim> state;
   const float scale_log2 = a.scale * kLog2e;
-  Turn<kGroups> turn{group};
+  Turn turn{.stage = group};
   int next_tile = group, seen = 0;  // of the block's tiles: the warpgroup's next one, those before the segment
 #pragma unroll 1
   while (position < piece.end) {
@@ -318,33 +307,21 @@ __device__ void attend(const Args& args, const int* first_tile, const Piece& pie
     state.reset();
 #pragma unroll 1
     for (int tile = unit.tile + next_tile - seen; tile < segment_end; tile += kGroups, next_tile += kGroups) {
-      barrier_wait(&shared.full[turn.stage], turn.parity);
+      barrier_wait(&shared.full[turn.stage], turn.phase);
       fence_async_proxy();  // copies of threads are ordinary writes
       // P has two places, since a warp may still read one when another warp is at the next tile.
       const uint32_t to = probabilities + (2 * group + next_tile / kGroups % 2) * kProbabilityBytes;
       state.add(shared_address(stages + turn.stage * S::kStageBytes), queries, to, unit.seq_len - tile * kSlots,
                 scale_log2, group, shared.stats);
       if (thread % kWarpSize == 0) barrier_arrive(&shared.free[turn.stage]);
-      turn.advance(args.stages);
+      turn.advance(args.stages, kGroups);
     }
     seen += segment_end - unit.tile;
 
     state.leave(merge_out + group * a.group * kHeadDim, shared.stats, group, a.group);
     sync();
     if (next_position < piece.end) place_query();
-    const int unit_begin = position - unit.tile;
-    const UnitEnd end{
-        .out = a.out + a.query_start_loc[unit.seq] * a.out_stride + int64_t{unit.head} * a.group * kHeadDim,
-        .partial_out = a.partial_out,
-        .partial_stats = a.partial_stats,
-        .counter = &a.counters[unit.seq * num_kv_heads + unit.head],
-        .part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1),
-        .begin = unit_begin,
-        .first_block = unit_begin / per_block,
-        .last_block = (unit_begin + unit.num_tiles - 1) / per_block,
-        .per_block = per_block,
-        .group = a.group,
-        .v_scale = 1.0F};
+    const UnitEnd end = end_of<kHeadDim>(a, unit, piece, position, per_block, 1.0F);
     const auto own = [&](int i, int of_head) {
       Merged merged;
 #pragma unroll
@@ -387,22 +364,9 @@ __global__ void __launch_bounds__(kThreads, 1) decode_hopper_kernel(const __grid
   }
   sum_tiles<kSlots, S::kUnitCost>(a.seq_lens, a.num_seqs, first_tile, shared.warp_sums);
 
-  // Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero.
-  const auto clear_padding = [&] {
-    const auto clear = [&](int64_t token) {
-      for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += kConsumers)
-        a.out[token * a.out_stride + i] = bf16(0.0F);
-    };
-    for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
-      if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
-    }
-    for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
-      clear(token);
-  };
   const int total = first_tile[a.num_seqs] * a.kv.num_kv_heads;
   const int per_block = max(ceil_div(total, static_cast<int>(gridDim.x)), kGroups);
-  const Piece piece{min(static_cast<int>(blockIdx.x) * per_block, total),
-                    min((static_cast<int>(blockIdx.x) + 1) * per_block, total)};
+  const Piece piece = equal_piece(total, per_block);
   Cursor<S::kUnitCost> unit;
   int position = piece.end;
   if (piece.begin < piece.end) position = unit.seek(first_tile, a.num_seqs, a.kv.num_kv_heads, piece.begin, a.seq_lens);
@@ -411,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_hopper_kernel(const __grid
     return;
   }
   wait_till_previous_ended();
-  clear_padding();
+  clear_padding<kHeadDim>(a, first_tile, kConsumers);
   if (position >= piece.end) return;
   attend<kHeadDim>(args, first_tile, piece, position, per_block, unit, stages, shared_address(queries),
                    shared_address(probabilities), merge_out, shared);

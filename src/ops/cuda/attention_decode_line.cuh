@@ -1,15 +1,55 @@
-// How decode attention's work is cut (attention_decode.cu says how): places in the line of all tiles, and what the
-// parts of a unit add up to.
+// What the ways to decode attention share: arguments, how the work is cut (attention_decode.cu says how), places in the
+// line of all tiles, and what the parts of a unit add up to.
 #pragma once
 
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/launch.h"
 
 namespace zipage::cuda {
+
+// Of K and V, that a unit's end is worth: about 2 microseconds of a block, at its share of the memory's speed.
+inline constexpr int kUnitBytes = 72 * 1024;
+
+// What qkv_rope_append does to the step's tokens, where attention does it in passing.
+struct AppendArgs {
+  const float *q_norm, *k_norm, *cos_sin;
+  float eps;
+  const int32_t *positions, *slot_mapping, *ring_rows;
+  bf16* ring;  // [num_layers, num_ring_rows, num_heads, head_dim] or null
+  int num_ring_rows;
+};
+
+struct DecodeArgs {
+  const bf16* q;  // with an append [num_tokens, num_heads + 2 num_kv_heads, head_dim]: K and V behind it
+  int64_t q_stride;
+  bf16* out;
+  int64_t out_stride;
+  int num_seqs, num_heads, group, layer, max_blocks_per_seq;
+  int num_tokens, num_batch_seqs;  // of the whole batch
+  float scale;
+  const int32_t *query_start_loc, *seq_lens, *block_table;
+  KvLayout kv;
+  const float *k_scale, *v_scale;  // [num_layers, num_kv_heads], fp8 only
+  float* partial_out;              // [2 * gridDim.x, group, head_dim]
+  float2* partial_stats;           // [2 * gridDim.x, group] reference (of scaled log2 scores) and sum
+  int32_t* counters;               // [units] zero
+  AppendArgs append;
+};
+
+// The same with Hopper's own instructions, for the shapes that it serves.
+bool serves_decode_hopper(const Launch&, const AttentionParams&);
+void attention_decode_hopper(const Launch&, const AttentionParams&, const DecodeArgs&);
 
 // What a block works on: [begin, end) of the line.
 struct Piece {
   int begin, end;
 };
+
+// A block's, of equal ones.
+__device__ __forceinline__ Piece equal_piece(int total, int per_block) {
+  const int block = static_cast<int>(blockIdx.x);
+  return {min(block * per_block, total), min((block + 1) * per_block, total)};
+}
 
 // Where a tile of the line lies. Tiles are visited in order, so moving on costs a comparison.
 template <int kUnitCost>
@@ -81,6 +121,20 @@ __device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile
   __syncthreads();
 }
 
+// Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero. By `threads` threads of
+// every block, from thread 0 on.
+template <int kHeadDim>
+__device__ __forceinline__ void clear_padding(const DecodeArgs& a, const int* first_tile, int threads) {
+  const auto clear = [&](int64_t token) {
+    for (int i = threadIdx.x; i < a.num_heads * kHeadDim; i += threads) a.out[token * a.out_stride + i] = bf16(0.0F);
+  };
+  for (int seq = blockIdx.x; seq < a.num_seqs; seq += gridDim.x) {
+    if (first_tile[seq + 1] == first_tile[seq]) clear(a.query_start_loc[seq]);
+  }
+  for (int token = a.query_start_loc[a.num_batch_seqs] + blockIdx.x; token < a.num_tokens; token += gridDim.x)
+    clear(token);
+}
+
 // What the parts of one head's element add up to: each has its sums relative to a reference, 2^-reference of them; a
 // part without any slot has -inf and 0.
 struct Merged {
@@ -110,6 +164,24 @@ struct UnitEnd {
   // Of two parts of a block the first one is of the unit that its piece begins with.
   __device__ int64_t part_of(int block) const { return 2 * int64_t{block} + (block * per_block >= begin ? 0 : 1); }
 };
+
+// The end of the unit whose segment in the piece begins at `position`.
+template <int kHeadDim, int kUnitCost>
+__device__ __forceinline__ UnitEnd end_of(const DecodeArgs& a, const Cursor<kUnitCost>& unit, const Piece& piece,
+                                          int position, int per_block, float v_scale) {
+  const int begin = position - unit.tile;
+  return {.out = a.out + a.query_start_loc[unit.seq] * a.out_stride + int64_t{unit.head} * a.group * kHeadDim,
+          .partial_out = a.partial_out,
+          .partial_stats = a.partial_stats,
+          .counter = &a.counters[unit.seq * a.kv.num_kv_heads + unit.head],
+          .part = 2 * int64_t{blockIdx.x} + (position == piece.begin ? 0 : 1),
+          .begin = begin,
+          .first_block = begin / per_block,
+          .last_block = (begin + unit.num_tiles - 1) / per_block,
+          .per_block = per_block,
+          .group = a.group,
+          .v_scale = v_scale};
+}
 
 // Writes the unit's output if the block has all of it, else the block's part; the last block to come adds the parts up,
 // in the order of the blocks. By `threads` threads, `thread` being the caller's number; own(i, head) is what the block

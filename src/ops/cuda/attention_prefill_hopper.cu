@@ -57,14 +57,6 @@ struct Shared {
   Work work[kQueries];
 };
 
-// A place in a ring and in which parity the ring is there.
-struct Turn {
-  int stage = 0, parity = 0;
-  __device__ void advance(int size) {
-    if (++stage == size) stage = 0, parity ^= 1;
-  }
-};
-
 // ---- kernels ----
 
 // A warp's search for pieces.
@@ -146,7 +138,7 @@ __device__ void fetch(const Args& a, const CUtensorMap* query_map, const CUtenso
   Work w = pieces.find(static_cast<int>(blockIdx.x));
 #pragma unroll 1
   while (true) {
-    barrier_wait(&shared.query_free[piece.stage], piece.parity ^ 1);
+    barrier_wait(&shared.query_free[piece.stage], piece.phase ^ 1);
     uint64_t* full = &shared.query_full[piece.stage];
     if (lane == 0) {
       shared.work[piece.stage] = w;
@@ -175,11 +167,11 @@ __device__ void fetch(const Args& a, const CUtensorMap* query_map, const CUtenso
       }
       const int bytes = min(boxes, ceil_div(w.seq_len - j * kTile, a.box_rows)) * a.box_rows * S::kPanels * 128;
       const int to = stage.stage * S::kTileBytes + at;
-      barrier_wait(&shared.key_free[stage.stage], stage.parity ^ 1);
+      barrier_wait(&shared.key_free[stage.stage], stage.phase ^ 1);
       if (lane == 0) barrier_arrive_expecting(&shared.key_full[stage.stage], bytes);
       __syncwarp();
       if (mine) copy_box(keys + to, map, panel * 64, row, &shared.key_full[stage.stage]);
-      barrier_wait(&shared.value_free[stage.stage], stage.parity ^ 1);
+      barrier_wait(&shared.value_free[stage.stage], stage.phase ^ 1);
       if (lane == 0) barrier_arrive_expecting(&shared.value_full[stage.stage], bytes);
       __syncwarp();
       if (mine) copy_box(values + to, map, panel * 64, row + value_row, &shared.value_full[stage.stage]);
@@ -296,7 +288,7 @@ __device__ void attend(const Args& a, const Work& w, uint32_t q_at, std::byte* k
     }
   };
   if (w.tiles > 0) {
-    barrier_wait(&shared.key_full[stage.stage], stage.parity);
+    barrier_wait(&shared.key_full[stage.stage], stage.phase);
     r.scores(s, q_at, k_at + stage.stage * S::kTileBytes);
     product_wait<0>();
     pin(s);
@@ -307,8 +299,8 @@ __device__ void attend(const Args& a, const Work& w, uint32_t q_at, std::byte* k
     for (int j = 0; j < w.tiles - 1; ++j) {
       Turn next = stage;
       next.advance(kStages);
-      barrier_wait(&shared.key_full[next.stage], next.parity);
-      barrier_wait(&shared.value_full[stage.stage], stage.parity);
+      barrier_wait(&shared.key_full[next.stage], next.phase);
+      barrier_wait(&shared.value_full[stage.stage], stage.phase);
       r.scores(s, q_at, k_at + next.stage * S::kTileBytes);
       r.add_values(p, v_at + stage.stage * S::kTileBytes);
       product_wait<1>();
@@ -323,7 +315,7 @@ __device__ void attend(const Args& a, const Work& w, uint32_t q_at, std::byte* k
       stage = next;
     }
     if (thread == 0) barrier_arrive(query_free);
-    barrier_wait(&shared.value_full[stage.stage], stage.parity);
+    barrier_wait(&shared.value_full[stage.stage], stage.phase);
     if (w.tiles * kTile > w.seq_len) {
       clear_values<kHeadDim>(values + stage.stage * S::kTileBytes, (w.tiles - 1) * kTile, w.seq_len, id);
     }
@@ -358,7 +350,7 @@ __device__ void consume(const Args& a, std::byte* queries, std::byte* keys, std:
   Turn stage, piece;
 #pragma unroll 1
   while (true) {
-    barrier_wait(&shared.query_full[piece.stage], piece.parity);
+    barrier_wait(&shared.query_full[piece.stage], piece.phase);
     const Work w = shared.work[piece.stage];
     if (w.seq == a.num_seqs) return;
     sync_threads(1 + consumer, kGroupThreads);  // all have read it

@@ -170,6 +170,11 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+// Brings a line into the nearest cache.
+__device__ __forceinline__ void prefetch_near(const void* line) {
+  asm volatile("prefetch.global.L1 [%0];\n" ::"l"(line));
+}
+
 // For all that the thread has started.
 __device__ __forceinline__ void copy_wait_all() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");

@@ -57,14 +57,6 @@ struct Args {
   int row_tiles, column_tiles;  // of a cluster
 };
 
-// A place in the ring of stages, and in which parity the ring is there.
-struct Turn {
-  int stage = 0, parity = 0;
-  __device__ void advance(int stages) {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
-};
-
 struct Tile {
   int row, column;
 };
@@ -137,7 +129,7 @@ __device__ __forceinline__ int multiply(const Args& a, float (&d)[kTall][kCount]
   for (int step = 0; step < a.steps; ++step) {
     if (step > 0) release(free, stage);
     stage = turn.stage;
-    barrier_wait(&full[stage], turn.parity);
+    barrier_wait(&full[stage], turn.phase);
     const uint32_t x = stages + stage * S::kStageBytes + group * kTall * kGroupRows * kRowBytes;
     const uint32_t weight = stages + stage * S::kStageBytes + S::kXBytes;
     product_begin();
@@ -197,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           uint64_t* barrier = &full[turn.stage];
           std::byte* x = stages + turn.stage * S::kStageBytes;
           std::byte* weight = x + S::kXBytes;
-          barrier_wait(&free[turn.stage], turn.parity ^ 1);
+          barrier_wait(&free[turn.stage], turn.phase ^ 1);
           barrier_arrive_expecting(barrier, S::kStageBytes);
           if constexpr (S::kSharesX) {
             copy_box_to_all(x + rank * (S::kXBytes / kCluster), &x_map, step * kDepth, row + rank * S::kRows / kCluster,

@@ -64,16 +64,6 @@ struct Args {
   float* out_squares;
 };
 
-// Walks the stages, `by` at a time. Warpgroups that take turns never meet in a stage: one that is ahead would take the
-// end of the phase before the other's for the end of its own, since a barrier tells phases apart by their parity alone.
-struct Turn {
-  int stage, phase;
-  __device__ void advance(int by, int num_stages) {
-    stage += by;
-    if (stage >= num_stages) stage -= num_stages, phase ^= 1;
-  }
-};
-
 // ---- kernels ----
 
 // Each row's factor from the squares that the blocks of the layer before left, by one warp: [parts, kMaxGemmRows].
@@ -193,7 +183,7 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
       barrier_wait(&free[turn.stage], turn.phase ^ 1);
       fetch_weight(step, turn.stage);
       fetch_x(step, turn.stage);
-      turn.advance(1, num_stages);
+      turn.advance(num_stages, 1);
     }
   } else if (threadIdx.x >= S::kMultipliers + kWarpSize) {
     if (a.squares != nullptr) {
@@ -222,7 +212,7 @@ __global__ void __launch_bounds__(Shape<kColumns, kGroups>::kThreads, 1)
       // The product before this one is done with its stage.
       if (previous >= 0 && thread == 0) barrier_arrive(&free[previous]);
       previous = turn.stage;
-      turn.advance(S::kWays, num_stages);
+      turn.advance(num_stages, S::kWays);
     }
     product_wait<0>();
     pin(d);

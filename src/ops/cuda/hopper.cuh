@@ -41,6 +41,20 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
 __device__ __forceinline__ void copy_async_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
+// A place in a ring of stages, each with barriers, and in which parity the ring is there.
+struct Turn {
+  int stage = 0, phase = 0;
+  __device__ void advance(int stages) {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+  // By several, no more than there are. Groups that multiply in turns never meet in a stage: one that is ahead would
+  // take the end of the phase before the other's for the end of its own, since a barrier tells phases apart by their
+  // parity alone.
+  __device__ void advance(int stages, int by) {
+    stage += by;
+    if (stage >= stages) stage -= stages, phase ^= 1;
+  }
+};
 // Initialised barriers become visible to the copy engine.
 __device__ __forceinline__ void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
