@@ -13,20 +13,35 @@ void Backend::append_and_attend(Queue& queue, const QkvRopeAppendParams& append,
   attention(queue, attend);
 }
 
+void Backend::linear_norm(Queue& queue, const LinearNormParams& p) {
+  linear(queue, {.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.out});
+  rms_norm(queue, {.x = p.out, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.out});
+}
+
 void Backend::gated_linear(Queue& queue, const GatedLinearParams& p) {
   linear(queue, {.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.gate_up});
   silu_mul(queue, {.gate_up = p.gate_up, .out = p.out});
 }
 
 void Backend::dense_chain(Queue& queue, const DenseChainParams& p) {
-  linear(queue, {.x = p.x, .weight = p.output.weight, .bias = p.output.bias, .out = p.hidden});
-  rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.hidden});
+  const auto normed = [&](const Matrix& x, const DenseChainParams::Layer& layer, const float* norm) {
+    linear_norm(queue, {.x = x,
+                        .weight = layer.weight,
+                        .bias = layer.bias,
+                        .residual = p.residual,
+                        .norm = norm,
+                        .eps = p.eps,
+                        .out = p.hidden});
+  };
+  normed(p.x, p.output, p.norm);
   gated_linear(
       queue,
       {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .gate_up = p.gate_up_out, .out = p.ffn});
-  linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
-  if (p.next_qkv.weight == nullptr) return;
-  rms_norm(queue, {.x = p.hidden, .residual = p.residual, .weight = p.next_norm, .eps = p.eps, .out = p.hidden});
+  if (p.next_qkv.weight == nullptr) {
+    linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
+    return;
+  }
+  normed(p.ffn, p.down, p.next_norm);
   linear(queue, {.x = p.hidden, .weight = p.next_qkv.weight, .bias = p.next_qkv.bias, .out = p.qkv});
 }
 

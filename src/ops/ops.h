@@ -169,6 +169,17 @@ struct SiluMulParams {
   Matrix out;      // act [rows, intermediate]
 };
 
+// A linear layer's branch added to the residual, and the norm of the sum.
+struct LinearNormParams {
+  Matrix x;  // act [rows, weight's in]
+  const Linear* weight = nullptr;
+  const float* bias = nullptr;  // [out.cols] or null
+  Matrix residual;              // act [rows, out.cols]: becomes the sum
+  const float* norm = nullptr;  // [out.cols]
+  float eps = 1e-6F;
+  Matrix out;  // act
+};
+
 // silu(gate) * up of what a linear layer gives, the gate's features first.
 struct GatedLinearParams {
   Matrix x;  // act [rows, weight's in]
@@ -391,6 +402,7 @@ class Backend {
   virtual void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&);
   virtual void silu_mul(Queue&, const SiluMulParams&) = 0;
   // The ops above, one after another, unless a backend knows better.
+  virtual void linear_norm(Queue&, const LinearNormParams&);
   virtual void gated_linear(Queue&, const GatedLinearParams&);
   virtual void dense_chain(Queue&, const DenseChainParams&);
   virtual void gather_rows(Queue&, const GatherRowsParams&) = 0;

@@ -121,8 +121,8 @@ __device__ void sum_tiles(const int32_t* seq_lens, int num_seqs, int* first_tile
   __syncthreads();
 }
 
-// Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero. By `threads` threads of
-// every block, from thread 0 on.
+// Padding rows own no tiles, tokens behind the last sequence no row at all; their output is zero. By `threads` threads
+// of every block, from thread 0 on.
 template <int kHeadDim>
 __device__ __forceinline__ void clear_padding(const DecodeArgs& a, const int* first_tile, int threads) {
   const auto clear = [&](int64_t token) {

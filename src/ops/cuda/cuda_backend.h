@@ -65,6 +65,7 @@ class CudaBackend final : public Backend {
   void attention(Queue&, const AttentionParams&) override;
   void append_and_attend(Queue&, const QkvRopeAppendParams&, const AttentionParams&) override;
   void silu_mul(Queue&, const SiluMulParams&) override;
+  void linear_norm(Queue&, const LinearNormParams&) override;
   void gated_linear(Queue&, const GatedLinearParams&) override;
   void dense_chain(Queue&, const DenseChainParams&) override;
   void gather_rows(Queue&, const GatherRowsParams&) override;
@@ -86,7 +87,6 @@ class CudaBackend final : public Backend {
  private:
   Launch launch(Queue& queue) const;
   bool norms_within(const Launch&, Queue&, const DenseChainParams&);
-  bool norms_of_halves(const Launch&, Queue&, const DenseChainParams&);
 
   int device_ = 0;
   cudaDeviceProp properties_{};

@@ -1,5 +1,5 @@
 // Everything between two attentions: one kernel for the fewest rows, layers that do the norms between them for some
-// more, layers in halves for more still, op by op for the rest.
+// more, op by op for the rest.
 #include "base/check.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_gated.h"
@@ -52,43 +52,30 @@ bool CudaBackend::norms_within(const Launch& where, Queue& queue, const DenseCha
   return true;
 }
 
-// Layers in front of a norm leave the products of both halves of K, which fills the multiprocessors, and the norm adds
-// them. False where that is no gain, or not served.
-bool CudaBackend::norms_of_halves(const Launch& where, Queue& queue, const DenseChainParams& p) {
+// The layer leaves the products of both halves of K, which fills the multiprocessors, and the norm adds them, where
+// that is a gain.
+void CudaBackend::linear_norm(Queue& queue, const LinearNormParams& p) {
   constexpr int kHalves = 2;
   constexpr int64_t kAligned = 64;  // elements that each half and its products begin at a multiple of
-  constexpr int64_t kMaxHidden = 32768;
-  const int64_t rows = p.x.rows, hidden = p.hidden.cols;
-  const auto serves = [](const Matrix& x, const DenseChainParams::Layer& layer) {
-    return layer.bias == nullptr && x.cols % (kAligned * kHalves) == 0;
-  };
-  const auto bytes = static_cast<size_t>(kHalves * rows * hidden) * sizeof(float);
-  if (rows <= kMaxRowsOfNorms || rows > kMaxRowsOfHalves || where.compute_capability != 90 || hidden % kAligned != 0 ||
-      hidden > kMaxHidden || !serves(p.x, p.output) || !serves(p.ffn, p.down) ||
-      kGemmWorkspaceBytes + bytes > where.scratch_bytes)
-    return false;
+  const Launch where = launch(queue);
+  check_act(p.x, "linear_norm", "x");
+  check_act(p.residual, "linear_norm", "residual");
+  check_act(p.out, "linear_norm", "out");
+  const int64_t rows = p.x.rows;
+  ZIPAGE_CHECK(p.x.cols == p.weight->in_features() && p.out.cols == p.weight->out_features() && p.out.rows == rows &&
+                   p.residual.rows == rows && p.residual.data != p.out.data && p.residual.data != p.x.data,
+               "linear_norm: [{}, {}] by [{}, {}] to [{}, {}]", rows, p.x.cols, p.weight->out_features(),
+               p.weight->in_features(), p.out.rows, p.out.cols);
+  const auto bytes = static_cast<size_t>(kHalves * rows * p.out.cols) * sizeof(float);
+  const bool serves = rows > kMaxRowsOfNorms && rows <= kMaxRowsOfHalves && where.compute_capability == 90 &&
+                      p.bias == nullptr && p.x.cols % (kAligned * kHalves) == 0 && p.out.cols % kAligned == 0 &&
+                      p.out.cols <= kMaxNormSize && kGemmWorkspaceBytes + bytes <= where.scratch_bytes;
   auto* products = reinterpret_cast<float*>(where.scratch + kGemmWorkspaceBytes);
-  const auto layer = [&](const Matrix& x, const DenseChainParams::Layer& weights, const float* norm) {
-    const RmsNormParams normalise{.x = p.hidden, .residual = p.residual, .weight = norm, .eps = p.eps, .out = p.hidden};
-    if (gemm_.run_in_parts(where, x, cuda_linear(weights), kHalves, products)) {
-      rms_norm_of_parts(where, {.data = products, .count = kHalves}, normalise);
-      done("dense_chain");
-    } else {
-      linear(queue, {.x = x, .weight = weights.weight, .out = p.hidden});
-      rms_norm(queue, normalise);
-    }
-  };
-  layer(p.x, p.output, p.norm);
-  gated_linear(
-      queue,
-      {.x = p.hidden, .weight = p.gate_up.weight, .bias = p.gate_up.bias, .gate_up = p.gate_up_out, .out = p.ffn});
-  if (p.next_qkv.weight == nullptr) {
-    linear(queue, {.x = p.ffn, .weight = p.down.weight, .bias = p.down.bias, .out = p.hidden});
-    return true;
-  }
-  layer(p.ffn, p.down, p.next_norm);
-  linear(queue, {.x = p.hidden, .weight = p.next_qkv.weight, .bias = p.next_qkv.bias, .out = p.qkv});
-  return true;
+  if (!serves || !gemm_.run_in_parts(where, p.x, static_cast<const CudaLinear&>(*p.weight), kHalves, products))
+    return Backend::linear_norm(queue, p);
+  rms_norm_of_parts(where, {.data = products, .count = kHalves},
+                    {.x = p.out, .residual = p.residual, .weight = p.norm, .eps = p.eps, .out = p.out});
+  done("linear_norm");
 }
 
 void CudaBackend::gated_linear(Queue& queue, const GatedLinearParams& p) {
@@ -136,7 +123,7 @@ void CudaBackend::dense_chain(Queue& queue, const DenseChainParams& p) {
     };
     cuda::dense_chain(where, p, {data(p.output), data(p.gate_up), data(p.down), data(p.next_qkv)});
     done("dense_chain");
-  } else if (!norms_within(where, queue, p) && !norms_of_halves(where, queue, p)) {
+  } else if (!norms_within(where, queue, p)) {
     Backend::dense_chain(queue, p);
   }
 }

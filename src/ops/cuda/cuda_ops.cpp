@@ -42,8 +42,8 @@ void CudaBackend::rms_norm(Queue& queue, const RmsNormParams& p) {
     ZIPAGE_CHECK(p.residual.data != p.out.data && p.residual.data != p.x.data && p.residual.rows == p.x.rows,
                  "rms_norm: residual aliases");
   }
-  ZIPAGE_CHECK(p.out.rows == p.x.rows && p.out.cols == p.x.cols && p.x.cols <= 32768, "rms_norm: [{}, {}] to [{}, {}]",
-               p.x.rows, p.x.cols, p.out.rows, p.out.cols);
+  ZIPAGE_CHECK(p.out.rows == p.x.rows && p.out.cols == p.x.cols && p.x.cols <= kMaxNormSize,
+               "rms_norm: [{}, {}] to [{}, {}]", p.x.rows, p.x.cols, p.out.rows, p.out.cols);
   if (p.x.rows == 0) return;
   cuda::rms_norm(launch(queue), p);
   done("rms_norm");

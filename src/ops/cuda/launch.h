@@ -126,6 +126,7 @@ __device__ __forceinline__ void wait_for_previous() {
 
 void embedding(const Launch&, const EmbeddingParams&, const void* table);
 void rms_norm(const Launch&, const RmsNormParams&);
+inline constexpr int64_t kMaxNormSize = 32768;  // elements of a row
 // The same of x = the sum of parts [count, rows, cols]; of p.x sizes alone count.
 struct ProductParts {
   const float* data = nullptr;

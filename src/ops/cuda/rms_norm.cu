@@ -7,9 +7,10 @@ namespace zipage::cuda {
 namespace {
 
 // ---- numbers ----
-constexpr int kVector = 8;         // 16 bytes
-constexpr int kMaxVectors = 4;     // a thread's share of a row
-constexpr int kMaxThreads = 1024;  // rows up to 32,768 elements
+constexpr int kVector = 8;      // 16 bytes
+constexpr int kMaxVectors = 4;  // a thread's share of a row
+constexpr int kMaxThreads = 1024;
+static_assert(kMaxThreads * kMaxVectors * kVector == kMaxNormSize);
 
 // ---- kernels ----
 
