@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 
 namespace {
 
@@ -51,11 +52,21 @@ void finish() {
 // Called by the CUDA driver when the program first uses it.
 extern "C" int InitializeInjection() {
   const char* path = std::getenv("KERNEL_TRACE");
-  out = std::fopen(path != nullptr ? path : "kernel_trace.txt", "w");
-  if (out == nullptr) return 0;
-  cuptiActivityRegisterCallbacks(hand_out_buffer, write_down);
-  cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
-  cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY);
+  if (path == nullptr) path = "kernel_trace.txt";
+  out = std::fopen(path, "w");
+  if (out == nullptr) {
+    std::fprintf(stderr, "kernel_trace: %s cannot be written.\n", path);
+    return 0;
+  }
   std::atexit(finish);
+  for (const CUptiResult result :
+       {cuptiActivityRegisterCallbacks(hand_out_buffer, write_down),
+        cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL), cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY)}) {
+    const char* reason = "";
+    if (result == CUPTI_SUCCESS) continue;
+    cuptiGetResultString(result, &reason);
+    std::fprintf(stderr, "kernel_trace: nothing can be recorded (%s).\n", reason);
+    return 0;
+  }
   return 1;
 }

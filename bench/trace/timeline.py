@@ -17,9 +17,12 @@ import statistics
 def read(path):
     opened = gzip.open(path, "rt") if path.endswith(".gz") else open(path, encoding="utf-8")
     with opened as lines:
-        for line in lines:
-            begin, end, blocks, name = line.rstrip("\n").split(" ", 3)
-            yield int(begin), int(end), int(blocks), name
+        for number, line in enumerate(lines, 1):
+            try:
+                begin, end, blocks, name = line.rstrip("\n").split(" ", 3)
+                yield int(begin), int(end), int(blocks), name
+            except ValueError:
+                raise ValueError(f"line {number} is no kernel's: {line.rstrip()!r}") from None
 
 
 def plain(name):
@@ -33,7 +36,10 @@ def main():
     parser.add_argument("trace")
     parser.add_argument("--step", default="embedding")
     options = parser.parse_args()
-    kernels = sorted(read(options.trace))
+    try:
+        kernels = sorted(read(options.trace))
+    except (OSError, EOFError, ValueError) as error:
+        parser.error(f"{options.trace}: {error}")
     begins = [i for i, kernel in enumerate(kernels) if options.step in kernel[3]]
     if len(begins) < 3:
         parser.error(f"fewer than three steps begin with a kernel named {options.step}")
