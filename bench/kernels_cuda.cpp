@@ -472,8 +472,10 @@ void bench_sample(Bench& bench) {
 void bench_compression(Bench& bench) {
   if (!bench.wants("compress")) return;
   constexpr int kSlots = 2304, kBudget = 2048, kWindow = 16, kBlocks = kSlots / kBlockSize, kSpan = 8192;
-  Pool pool(bench, kLayers, 64, DType::kBF16, kBlockSize, true);
-  std::vector<Bf16> rows(size_t{64} * 2 * kKvHeads * kBlockSize * kHeadDim);  // a layer: no two slots of a unit alike
+  constexpr int kPool = 72;  // blocks: the sequence's, and what it is compressed into
+  Pool pool(bench, kLayers, kPool, DType::kBF16, kBlockSize, true);
+  std::vector<Bf16> rows(size_t{kPool} * 2 * kKvHeads * kBlockSize *
+                         kHeadDim);  // a layer: no two slots of a unit alike
   std::mt19937 generator(5);
   std::normal_distribution<float> normal;
   const auto fill = [&](float common, float recurring) {
@@ -492,7 +494,7 @@ void bench_compression(Bench& bench) {
             "filling");
     }
   };
-  std::vector<int32_t> blocks(64);
+  std::vector<int32_t> blocks(kPool);
   std::iota(blocks.begin(), blocks.end(), 0);
   std::shuffle(blocks.begin(), blocks.end(), generator);
   const auto table = bench.array(blocks);
@@ -540,22 +542,24 @@ void bench_compression(Bench& bench) {
 
   const double keys = double{kLayers} * kKvHeads * kSlots * kHeadDim * 2;
   const double moved = double{kLayers} * kKvHeads * kBudget * kHeadDim * 2 * 2 * 2;
-  const auto window = [&](int) {
-    b.window_scores(queue, {.source = source,
-                            .ring = {ring->data(), 1, kWindow},
-                            .num_heads = kHeads,
-                            .scale = 0.088F,
-                            .scores = scores->as<float>(),
-                            .scratch = scratch->data()});
+  const WindowScoreParams of_window{.source = source,
+                                    .ring = {ring->data(), 1, kWindow},
+                                    .num_heads = kHeads,
+                                    .scale = 0.088F,
+                                    .scores = scores->as<float>(),
+                                    .scratch = scratch->data()};
+  const auto of_keys = [&](RedundancyScope scope, RedundancyKeys which) -> RedundancyParams {
+    return {.source = source,
+            .scope = scope,
+            .keys = which,
+            .cos_sin = cos_sin->as<float>(),
+            .rotary_dim = kHeadDim,
+            .redundancy = redundancy->as<float>(),
+            .scratch = scratch->data()};
   };
+  const auto window = [&](int) { b.window_scores(queue, of_window); };
   const auto redundant = [&](RedundancyScope scope, RedundancyKeys which) {
-    b.redundancy(queue, {.source = source,
-                         .scope = scope,
-                         .keys = which,
-                         .cos_sin = cos_sin->as<float>(),
-                         .rotary_dim = kHeadDim,
-                         .redundancy = redundancy->as<float>(),
-                         .scratch = scratch->data()});
+    b.redundancy(queue, of_keys(scope, which));
   };
   const auto value_norms = [&](int) { b.value_norms(queue, {.source = source, .scores = scores->as<float>()}); };
   const auto carry = [&](int) { b.carry(queue, {.source = source, .scores = scores->as<float>()}); };
@@ -570,6 +574,21 @@ void bench_compression(Bench& bench) {
     p.params.budget = kBudget, p.params.recent = kBudget / 2;
     b.combine(queue, p);
   };
+  const auto final_scores_of = [&](KvPolicy policy, RedundancyScope scope) {
+    const CompressionOptions options{.kv_budget = kBudget, .kv_policy = policy, .redundancy = scope};
+    b.final_scores(queue, {.source = source,
+                           .params = resolve(options),
+                           .ring = of_window.ring,
+                           .num_heads = kHeads,
+                           .scale = of_window.scale,
+                           .cos_sin = cos_sin->as<float>(),
+                           .rotary_dim = kHeadDim,
+                           .scores = scores->as<float>(),
+                           .pooled = pooled->as<float>(),
+                           .redundancy = redundancy->as<float>(),
+                           .final_scores = final_scores->as<float>(),
+                           .scratch = scratch->data()});
+  };
   const auto select = [&](int) {
     b.select(
         queue,
@@ -580,9 +599,9 @@ void bench_compression(Bench& bench) {
                       .budget = kBudget,
                       .kept = kept->as<int32_t>(),
                       .scores = pooled->as<float>(),
-                      .target_blocks = table->as<int32_t>()});
+                      .target_blocks = table->as<int32_t>() + kBlocks});
   };
-  static_assert(kBlocks <= 64);
+  static_assert(kBlocks + kBudget / kBlockSize <= kPool);
 
   for (const bool alike : {true, false}) {
     const std::string data = alike ? "recurring keys" : "unlike keys";
@@ -595,6 +614,8 @@ void bench_compression(Bench& bench) {
     bench.measure(fmt::format("compress redundancy exact, {}", data), {.bytes = keys},
                   [&](int) { redundant(RedundancyScope::kExact, RedundancyKeys::kContent); });
     bench.measure(fmt::format("compress value_norms, {}", data), {.bytes = keys}, value_norms);
+    bench.measure(fmt::format("compress final_scores of content, {}", data), {.bytes = 2 * keys},
+                  [&](int) { final_scores_of(KvPolicy::kContent, RedundancyScope::kMean); });
     bench.measure(fmt::format("compress carry, {}", data), {}, carry);
     bench.measure(fmt::format("compress pool_scores, {}", data), {}, pool_scores);
     bench.measure(fmt::format("compress combine, {}", data), {}, combine);
@@ -602,17 +623,14 @@ void bench_compression(Bench& bench) {
     bench.measure(fmt::format("compress compact, {}", data), {.bytes = moved, .byte_peak = kCopyPeak}, compact);
     struct Whole {
       const char* name;
+      KvPolicy policy;
       RedundancyScope scope;
-      RedundancyKeys keys;
     };
-    for (const Whole& w : {Whole{"content", RedundancyScope::kMean, RedundancyKeys::kContent},
-                           Whole{"zipage", RedundancyScope::kLightning, RedundancyKeys::kRotated},
-                           Whole{"content, exact", RedundancyScope::kExact, RedundancyKeys::kContent}}) {
-      bench.measure(fmt::format("compress all of {}, {}", w.name, data), {}, [&](int i) {
-        window(i);
-        if (w.keys == RedundancyKeys::kContent) value_norms(i);
-        carry(i), pool_scores(i), redundant(w.scope, w.keys), combine(i), select(i), compact(i);
-      });
+    for (const Whole& w : {Whole{"content", KvPolicy::kContent, RedundancyScope::kMean},
+                           Whole{"zipage", KvPolicy::kZipage, RedundancyScope::kLightning},
+                           Whole{"content, exact", KvPolicy::kContent, RedundancyScope::kExact}}) {
+      bench.measure(fmt::format("compress all of {}, {}", w.name, data), {},
+                    [&](int i) { final_scores_of(w.policy, w.scope), select(i), compact(i); });
     }
   }
 }

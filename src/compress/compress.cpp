@@ -43,47 +43,30 @@ void compress(Backend& backend, Queue& queue, const CompressionModel& model, con
   ws.upload_blocks(backend, queue, job.table.first(num_sources), job.targets);
 
   const CompressionSource source = make_source(job, ws);
-  float* scores = p.attention ? ws.scores() : nullptr;  // S; null while no stage makes one
-  const float* redundancy = p.scope == RedundancyScope::kOff ? nullptr : ws.redundancy();
-
-  if (p.attention) {
-    backend.window_scores(queue, {.source = source,
+  const FinalScoresParams scoring{.source = source,
+                                  .params = p,
                                   .ring = job.ring,
                                   .query_slot = job.query_slot,
                                   .num_heads = model.num_heads,
                                   .scale = model.scale,
-                                  .scores = scores,
-                                  .scratch = ws.scratch()});
-  }
-  if (p.attention && p.value_norms) backend.value_norms(queue, {.source = source, .scores = scores});
-  if (p.attention && p.carry != ScoreCarry::kOff) {
-    backend.carry(queue, {.source = source, .carry = p.carry, .decay = p.decay, .scores = scores});
-  }
-  if (p.attention && p.pool > 1) {
-    backend.pool_scores(queue, {.source = source, .width = p.pool, .scores = scores, .out = ws.pooled()});
-    scores = ws.pooled();
-  }
-  if (p.scope != RedundancyScope::kOff) {
-    backend.redundancy(queue, {.source = source,
-                               .scope = p.scope,
-                               .keys = p.keys,
-                               .threshold = p.threshold,
-                               .temperature = p.temperature,
-                               .cos_sin = model.cos_sin,
-                               .rotary_dim = model.rotary_dim,
-                               .redundancy = ws.redundancy(),
-                               .scratch = ws.scratch()});
-  }
-  backend.combine(
-      queue, {.source = source, .params = p, .scores = scores, .redundancy = redundancy, .out = ws.final_scores()});
+                                  .cos_sin = model.cos_sin,
+                                  .rotary_dim = model.rotary_dim,
+                                  .scores = ws.scores(),
+                                  .pooled = ws.pooled(),
+                                  .redundancy = ws.redundancy(),
+                                  .final_scores = ws.final_scores(),
+                                  .scratch = ws.scratch()};
+  backend.final_scores(queue, scoring);
   backend.select(queue, {.source = source,
                          .budget = p.budget,
                          .whole_blocks = p.whole_blocks,
                          .final_scores = ws.final_scores(),
                          .kept = ws.kept()});
-  backend.compact(
-      queue,
-      {.source = source, .budget = p.budget, .kept = ws.kept(), .scores = scores, .target_blocks = ws.target_blocks()});
+  backend.compact(queue, {.source = source,
+                          .budget = p.budget,
+                          .kept = ws.kept(),
+                          .scores = scoring.kept_scores(),
+                          .target_blocks = ws.target_blocks()});
 }
 
 }  // namespace zipage

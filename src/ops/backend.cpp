@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "ops/compress_ops.h"
 #include "ops/ops.h"
 
 namespace zipage {
@@ -43,6 +44,20 @@ void Backend::dense_chain(Queue& queue, const DenseChainParams& p) {
   }
   normed(p.ffn, p.down, p.next_norm);
   linear(queue, {.x = p.hidden, .weight = p.next_qkv.weight, .bias = p.next_qkv.bias, .out = p.qkv});
+}
+
+void Backend::final_scores(Queue& queue, const FinalScoresParams& p) {
+  const CompressionParams& asked = p.params;
+  if (asked.attention) window_scores(queue, p.window());
+  if (asked.attention && asked.value_norms) value_norms(queue, {.source = p.source, .scores = p.scores});
+  if (asked.attention && asked.carry != ScoreCarry::kOff) {
+    carry(queue, {.source = p.source, .carry = asked.carry, .decay = asked.decay, .scores = p.scores});
+  }
+  if (p.pools()) {
+    pool_scores(queue, {.source = p.source, .width = asked.pool, .scores = p.scores, .out = p.pooled});
+  }
+  if (asked.scope != RedundancyScope::kOff) redundancy(queue, p.of_keys());
+  combine(queue, p.combine());
 }
 
 std::unique_ptr<Backend> make_backend(std::string_view device, const CpuOptions& cpu) {

@@ -92,6 +92,50 @@ struct CombineParams {
   float* out = nullptr;               // F [num_layers, num_kv_heads, num_slots]; must not alias scores
 };
 
+// Stages 1 to 6 in one: S and F of every slot by all that params asks for.
+struct FinalScoresParams {
+  CompressionSource source;
+  CompressionParams params;
+  // Of stage 1; unused when params.attention is off.
+  QueryRing ring;
+  int query_slot = 0;
+  int num_heads = 0;
+  float scale = 0;
+  // Of stage 4.
+  const float* cos_sin = nullptr;
+  int rotary_dim = 0;
+  // Each [num_layers, num_kv_heads, num_slots]; no two alias.
+  float* scores = nullptr;        // A, and S where nothing is pooled
+  float* pooled = nullptr;        // S where it is
+  float* redundancy = nullptr;    // R'
+  float* final_scores = nullptr;  // out: F
+  std::byte* scratch = nullptr;   // Backend::compression_scratch_bytes(); null when that is 0
+
+  bool pools() const { return params.attention && params.pool > 1; }
+  // Where S lies afterwards; null: no stage makes one.
+  float* kept_scores() const { return !params.attention ? nullptr : pools() ? pooled : scores; }
+
+  WindowScoreParams window() const { return {source, ring, query_slot, num_heads, scale, scores, scratch}; }
+  RedundancyParams of_keys() const {
+    return {.source = source,
+            .scope = params.scope,
+            .keys = params.keys,
+            .threshold = params.threshold,
+            .temperature = params.temperature,
+            .cos_sin = cos_sin,
+            .rotary_dim = rotary_dim,
+            .redundancy = redundancy,
+            .scratch = scratch};
+  }
+  CombineParams combine() const {
+    return {.source = source,
+            .params = params,
+            .scores = kept_scores(),
+            .redundancy = params.scope == RedundancyScope::kOff ? nullptr : redundancy,
+            .out = final_scores};
+  }
+};
+
 // Stage 7. The `budget` slots of highest F, newer first among equals, written in sequence order. whole_blocks: F of a
 // slot is the mean over its block of source slots, blocks with a protected slot come before the others; so blocks stay
 // or go whole, but for the one that the budget cuts, of which the newest slots stay. Protected slots always stay.

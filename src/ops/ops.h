@@ -352,6 +352,7 @@ struct ValueNormsParams;
 struct PoolScoresParams;
 struct RedundancyParams;
 struct CombineParams;
+struct FinalScoresParams;
 struct SelectParams;
 struct CompactParams;
 
@@ -423,6 +424,8 @@ class Backend {
   virtual void pool_scores(Queue&, const PoolScoresParams&) = 0;
   virtual void redundancy(Queue&, const RedundancyParams&) = 0;
   virtual void combine(Queue&, const CombineParams&) = 0;
+  // The stages above, one after another, unless a backend knows better.
+  virtual void final_scores(Queue&, const FinalScoresParams&);
   virtual void select(Queue&, const SelectParams&) = 0;
   virtual void compact(Queue&, const CompactParams&) = 0;
 };

@@ -188,17 +188,28 @@ std::vector<Shape> large_shapes() {
 // over; the window may be longer than the sequence.
 std::vector<Shape> cluster_shapes() {
   const struct {
-    int slots, scored, group, window, stride, block_size;
-  } rows[] = {{384, 0, 8, 5, 1, 16},      {385, 300, 4, 16, 1, 48},   {1100, 900, 2, 32, 1, 80},
-              {1536, 0, 1, 64, 1, 64},    {1905, 1700, 3, 16, 4, 48}, {2304, 2048, 4, 16, 3, 64},
-              {2688, 0, 8, 1, 1, 128},    {2689, 2000, 7, 8, 1, 80},  {3072, 2816, 4, 13, 4, 48},
-              {3073, 2816, 4, 13, 4, 48}, {10, 0, 4, 16, 1, 16},      {10, 3, 1, 50, 3, 64},
+    int slots, scored, group, window, stride, block_size, evicted = 700;
+  } rows[] = {{900, 700, 4, 16, 1, 48, 6000},
+              {1000, 900, 2, 16, 1, 64, 30'000},
+              {384, 0, 8, 5, 1, 16},
+              {385, 300, 4, 16, 1, 48},
+              {1100, 900, 2, 32, 1, 80},
+              {1536, 0, 1, 64, 1, 64},
+              {1905, 1700, 3, 16, 4, 48},
+              {2304, 2048, 4, 16, 3, 64},
+              {2688, 0, 8, 1, 1, 128},
+              {2689, 2000, 7, 8, 1, 80},
+              {3072, 2816, 4, 13, 4, 48},
+              {3073, 2816, 4, 13, 4, 48},
+              {10, 0, 4, 16, 1, 16},
+              {10, 3, 1, 50, 3, 64},
               {1, 0, 5, 5, 1, 16}};
   std::vector<Shape> shapes;
   for (const auto& row : rows) {
     for (const int head_dim : {64, 128}) {
       Shape s{.group = row.group, .head_dim = head_dim, .block_size = row.block_size, .num_slots = row.slots};
-      s.num_scored = row.scored, s.evicted = row.scored > 0 ? 700 : 0;
+      s.num_scored = row.scored, s.evicted = row.scored > 0 ? row.evicted : 0;
+      s.rope_scale = row.slots % 2 == 0 ? 1.25 : 1.0;
       s.window = row.window, s.query_stride = row.stride;
       s.seed = static_cast<uint32_t>(row.slots + head_dim);
       shapes.push_back(s);
@@ -308,6 +319,40 @@ class CompressCuda : public ::testing::Test {
     EXPECT_TRUE(near(device_scores.values(), scores, 1e-9F, 1e-5F)) << f.shape().describe();
   }
 
+  // S, R' and F.
+  void expect_final_scores(const CompressFixture& f, const OnDevice& on, const CompressionParams& params,
+                           float sharpness = 1.0F) {
+    FinalScoresParams p{.source = f.source(),
+                        .params = params,
+                        .ring = f.ring(),
+                        .query_slot = CompressFixture::kQuerySlot,
+                        .num_heads = f.shape().group * f.shape().num_kv_heads,
+                        .scale = sharpness / std::sqrt(static_cast<float>(f.shape().head_dim)),
+                        .cos_sin = f.cos_sin(),
+                        .rotary_dim = f.shape().rotary_dim};
+    std::vector<float> scores = f.per_slot(), pooled = scores, redundancy = scores, final_scores = scores;
+    p.scores = scores.data(), p.pooled = pooled.data();
+    p.redundancy = redundancy.data(), p.final_scores = final_scores.data();
+    cpu_backend.final_scores(*cpu_queue, p);
+    const std::vector<float>& kept = p.pools() ? pooled : scores;
+    const auto device_scores = zeros(f), device_pooled = zeros(f), device_redundancy = zeros(f),
+               device_final = zeros(f);
+    p.source = on.source(), p.ring = on.ring(), p.cos_sin = on.cos_sin(), p.scratch = on.scratch();
+    p.scores = device_scores.data(), p.pooled = device_pooled.data();
+    p.redundancy = device_redundancy.data(), p.final_scores = device_final.data();
+    gpu().final_scores(queue(), p);
+    // A weight's relative error is its logit's, which grows with the logit.
+    EXPECT_TRUE(near((p.pools() ? device_pooled : device_scores).values(), kept, 1e-7F, 1e-4F * sharpness))
+        << f.shape().describe();
+    if (params.scope != RedundancyScope::kOff) {
+      EXPECT_TRUE(near(device_redundancy.values(), redundancy, 1e-9F, 2e-4F)) << f.shape().describe();
+    }
+    // A logarithm's error is the relative one of what it is of.
+    const bool log = params.combine == ScoreCombine::kLog;
+    EXPECT_TRUE(near(device_final.values(), final_scores, log ? 3e-4F : 2e-7F, log ? 0 : 2e-4F))
+        << f.shape().describe();
+  }
+
   void expect_scores(const CompressFixture& f, const OnDevice& on) {
     expect_window_scores(f, on);
     expect_redundancy(f, on);
@@ -341,9 +386,47 @@ TEST_F(CompressCuda, WindowScoresOfAClustersSlotsEqualTheCpus) {
   }
 }
 
+// What one kernel serves, in all ways to carry, pool and combine, and what it does not: other heads, more slots,
+// scopes.
+TEST_F(CompressCuda, FinalScoresEqualTheCpus) {
+  std::vector<Shape> shapes = cluster_shapes();
+  for (uint32_t seed = 1; seed <= 12; ++seed) shapes.push_back(cuda_shape(seed));
+  int number = 0;
+  for (const Shape& shape : shapes) {
+    CompressionParams params{.budget = 16, .window = shape.window, .scope = RedundancyScope::kMean};
+    const int i = number++;
+    params.value_norms = i % 3 != 0;
+    params.carry = i % 5 == 0 ? ScoreCarry::kOff : i % 2 == 0 ? ScoreCarry::kMax : ScoreCarry::kSum;
+    params.pool = 1 + 2 * (i % 4);
+    params.combine = i % 2 == 0 ? ScoreCombine::kLog : ScoreCombine::kLinear;
+    params.lambda = 0.3F;
+    params.sinks = i % 3, params.recent = i % 50;
+    params.protect_prompt = i % 7 == 0;
+    in_both_types(shape, [&](const auto& f, const auto& on) { expect_final_scores(f, on, params); });
+  }
+  CompressFixture f(shapes.front());
+  const OnDevice on(*device, f);
+  expect_final_scores(f, on, {.budget = 16, .value_norms = true, .scope = RedundancyScope::kExact});
+  expect_final_scores(f, on, {.budget = 16, .scope = RedundancyScope::kOff});
+  expect_final_scores(f, on, {.budget = 16, .scope = RedundancyScope::kMean, .keys = RedundancyKeys::kRotated});
+}
+
+// Later slots have logits so much greater than the first ones' that their exponentials do not fit beside each other.
+TEST_F(CompressCuda, FinalScoresOfSharpAttentionEqualTheCpus) {
+  for (const int head_dim : {64, 128}) {
+    CompressFixture f({.group = 4, .head_dim = head_dim, .num_slots = 2304, .num_scored = 2048, .evicted = 500});
+    expect_final_scores(
+        f, OnDevice(*device, f),
+        {.budget = 64, .carry = ScoreCarry::kOff, .pool = 1, .scope = RedundancyScope::kMean, .lambda = 1.0F}, 40.0F);
+  }
+}
+
 TEST_F(CompressCuda, LongSequencesOfManyHeadsScoreAsOnTheCpu) {
   for (const Shape& shape : large_shapes()) {
-    in_both_types(shape, [&](const auto& f, const auto& on) { expect_scores(f, on); });
+    in_both_types(shape, [&](const auto& f, const auto& on) {
+      expect_scores(f, on);
+      expect_final_scores(f, on, {.budget = 64, .value_norms = true, .scope = RedundancyScope::kMean});
+    });
   }
 }
 

@@ -1,12 +1,10 @@
 // Stage 4 for scope mean and content keys: R[t] = k^[t] . u, u being the sum of all k^, the keys' directions with RoPE
 // undone.
 //
-// Angles grow with the position, so the rotation of a position is that of the multiple of kNear before it, `far`, times
-// that of the rest, `near`. Neighbours share the far one: it is taken where it changes, on the sum of keys that were
-// turned back by their near one alone, or on u before it meets the keys. Near ones lie in shared memory; the whole
-// table would come from the second-level cache, twice a key's bytes.
-//
-// A few lanes hold a key, both halves of a pair in the same lane, and walk a run of neighbouring slots. Blocks stay.
+// A few lanes hold a key, both halves of a pair in the same lane, and walk a run of neighbouring slots. From slot to
+// slot the sum of the keys so far, or u, is turned by the distance of their positions, which is small: angles of
+// distances below kNear lie in shared memory. Only where a run ends, or begins, a position is looked up in the whole
+// table, which would come from the second-level cache, twice a key's bytes. Blocks stay.
 #include <algorithm>
 
 #include "ops/cuda/compress_redundancy.h"
@@ -32,20 +30,21 @@ struct Shape {
 
 // ---- kernels ----
 
-// Rows [0, kNear) of the table, in the order in which lanes read them: cosines of four elements, of the next four,
-// sines.
+// Of distances [0, kNear), in the order in which lanes read them: cosines of four elements, of the next four, sines.
 template <int kHeadDim>
 struct Near {
   using S = Shape<kHeadDim>;
   float4 rows[S::kNear * S::kPitch];
 
   // By the whole block.
-  __device__ void load(const MeanRedundancy& a) {
+  __device__ void load(const MeanRedundancy& a, float rescale) {
     constexpr int kRow = kHeadDim / 4, kHalf = kRow / 2;  // float4
     const auto* table = reinterpret_cast<const float4*>(a.cos_sin);
     for (int i = threadIdx.x; i < min(S::kNear, a.num_positions) * kRow; i += kThreads) {
       const int at = i % kRow, part = at / kHalf * 2 + at % 2, lane = at % kHalf / 2;
-      rows[i / kRow * S::kPitch + part * S::kLanes + lane] = table[i];
+      float4 v = table[i];
+      v.x *= rescale, v.y *= rescale, v.z *= rescale, v.w *= rescale;
+      rows[i / kRow * S::kPitch + part * S::kLanes + lane] = v;
     }
     __syncthreads();
   }
@@ -61,23 +60,51 @@ struct Angles {
   }
 };
 
+// The ways to a position's, or distance's, angles.
 template <int kHeadDim>
-__device__ __forceinline__ Angles near_angles(const Near<kHeadDim>& near, int rest, int c) {
+struct Rotations {
   using S = Shape<kHeadDim>;
-  const float4* row = near.rows + rest * S::kPitch + c;
-  Angles angles;
-  angles.set(0, row[0], row[2 * S::kLanes]);
-  angles.set(4, row[S::kLanes], row[3 * S::kLanes]);
-  return angles;
+  const Near<kHeadDim>& near;
+  const float* table;  // of all positions
+  float rescale;       // takes the table's factor off
+  int c;               // the lane's part of a key
+
+  __device__ Angles of_distance(int distance) const {
+    const float4* row = near.rows + distance * S::kPitch + c;
+    Angles angles;
+    angles.set(0, row[0], row[2 * S::kLanes]);
+    angles.set(4, row[S::kLanes], row[3 * S::kLanes]);
+    return angles;
+  }
+  __device__ Angles of_position(int position) const {
+    const auto* cosines = reinterpret_cast<const float4*>(table + int64_t{position} * kHeadDim) + 2 * c;
+    const float4* sines = cosines + kHeadDim / 8;
+    Angles angles;
+    angles.set(0, cosines[0], sines[0]);
+    angles.set(4, cosines[1], sines[1]);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) angles.cosine[e] *= rescale, angles.sine[e] *= rescale;
+    return angles;
+  }
+};
+
+// As RoPE does, or back.
+template <bool kBack>
+__device__ __forceinline__ void turn(float (&x)[2][kVector], const Angles& by) {
+#pragma unroll
+  for (int e = 0; e < kVector; ++e) {
+    const float low = x[0][e], high = x[1][e], sine = kBack ? -by.sine[e] : by.sine[e];
+    x[0][e] = fmaf(low, by.cosine[e], -high * sine);
+    x[1][e] = fmaf(high, by.cosine[e], low * sine);
+  }
 }
 template <int kHeadDim>
-__device__ __forceinline__ Angles far_angles(const MeanRedundancy& a, int position, int c) {
-  const auto* cosines = reinterpret_cast<const float4*>(a.cos_sin + int64_t{position} * kHeadDim) + 2 * c;
-  const float4* sines = cosines + kHeadDim / 8;
-  Angles angles;
-  angles.set(0, cosines[0], sines[0]);
-  angles.set(4, cosines[1], sines[1]);
-  return angles;
+__device__ __forceinline__ void turn_by(float (&x)[2][kVector], const Rotations<kHeadDim>& rotations, int distance) {
+  if (distance < Shape<kHeadDim>::kNear) {
+    turn<false>(x, rotations.of_distance(distance));
+  } else {
+    turn<false>(x, rotations.of_position(distance));
+  }
 }
 
 // The lane's part of a key as it lies in the cache.
@@ -103,10 +130,12 @@ struct RawKey {
   }
 };
 
-// Walks the lane's run of a unit's kSlots slots from `first` on: body(t, position, x). kWhole: all of them are there
-// and have positions in the pool; else slots past the end have zeros.
-template <int kHeadDim, bool kFp8, bool kWhole, typename Body>
-__device__ __forceinline__ void walk_keys(const MeanRedundancy& a, int unit, int first, const Body& body) {
+// Walks the lane's run of a unit's kSlots slots from `first` on: begin(position of the first), then body(t, distance
+// from the slot before, x) for each, 0 for the first. kWhole: all of them are there and have positions in the pool;
+// else slots past the end have zeros, and no distance. Returns the last position.
+template <int kHeadDim, bool kFp8, bool kWhole, typename Begin, typename Body>
+__device__ __forceinline__ int walk_keys(const MeanRedundancy& a, int unit, int first, const Begin& begin_run,
+                                         const Body& body) {
   using S = Shape<kHeadDim>;
   using Key = RawKey<kFp8>;
   using Vector = decltype(Key::low);
@@ -150,6 +179,8 @@ __device__ __forceinline__ void walk_keys(const MeanRedundancy& a, int unit, int
   fetch_positions(0, positions_ahead);
 #pragma unroll
   for (int j = 0; j < kAhead; ++j) ahead[j] = fetch_key(j);
+  int last = positions_ahead[0];
+  begin_run(last);
 #pragma unroll 1
   for (int i = 0; i < S::kRun; i += kAhead) {
     const int next = i + kAhead;
@@ -165,18 +196,19 @@ __device__ __forceinline__ void walk_keys(const MeanRedundancy& a, int unit, int
       float x[2][kVector];
       ahead[j].widen(x);
       if (next < S::kRun) ahead[j] = fetch_key(next + j);
-      body(begin + i + j, position[j], x);
+      const bool there = kWhole || begin + i + j < source.num_slots;
+      body(begin + i + j, there ? position[j] - last : 0, x);
+      last = there ? position[j] : last;
     }
   }
+  return last;
 }
 
-template <int kHeadDim, bool kFp8, typename Body>
-__device__ __forceinline__ void for_each_key(const MeanRedundancy& a, int unit, int first, const Body& body) {
-  if (first + kSlots <= a.source.num_scored) {
-    walk_keys<kHeadDim, kFp8, true>(a, unit, first, body);
-  } else {
-    walk_keys<kHeadDim, kFp8, false>(a, unit, first, body);
-  }
+template <int kHeadDim, bool kFp8, typename Begin, typename Body>
+__device__ __forceinline__ int for_each_key(const MeanRedundancy& a, int unit, int first, const Begin& begin,
+                                            const Body& body) {
+  if (first + kSlots <= a.source.num_scored) return walk_keys<kHeadDim, kFp8, true>(a, unit, first, begin, body);
+  return walk_keys<kHeadDim, kFp8, false>(a, unit, first, begin, body);
 }
 
 template <int kHeadDim>
@@ -186,16 +218,19 @@ __device__ __forceinline__ float reduce_key(float v) {
   return v;
 }
 
-// body(unit, slot block, near) for all of them, a warp each.
+// body(unit, slot block, rotations) for all of them, a warp each.
 template <int kHeadDim, typename Body>
 __device__ __forceinline__ void for_each_slot_block(const MeanRedundancy& a, const Body& body) {
   extern __shared__ __align__(16) std::byte shared[];
   auto& near = *reinterpret_cast<Near<kHeadDim>*>(shared);
-  near.load(a);
+  const float rescale = 1.0F / a.cos_sin[0];
+  near.load(a, rescale);
+  const Rotations<kHeadDim> rotations{near, a.cos_sin, rescale,
+                                      static_cast<int>(threadIdx.x) % Shape<kHeadDim>::kLanes};
   const int warps = static_cast<int>(gridDim.x) * kWarps;
   for (int item = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarpSize;
        item < a.num_units * a.slot_blocks; item += warps) {
-    body(item / a.slot_blocks, item % a.slot_blocks, near);
+    body(item / a.slot_blocks, item % a.slot_blocks, rotations);
   }
 }
 
@@ -205,40 +240,25 @@ __global__ void __launch_bounds__(kThreads, 2) mean_prepare_kernel(const __grid_
   wait_for_previous();
   using S = Shape<kHeadDim>;
   const int lane = threadIdx.x % kWarpSize, c = lane % S::kLanes, num_slots = a.source.num_slots;
-  const float factor = a.cos_sin[0];
-  const float scale = 1.0F / (factor * factor);  // near and far have it, and a direction has none
-  for_each_slot_block<kHeadDim>(a, [&](int unit, int block, const Near<kHeadDim>& near) {
-    float sum[2][kVector] = {}, turned[2][kVector] = {};
-    int far = 0;
-    const auto turn_far = [&] {
-      const Angles angles = far_angles<kHeadDim>(a, far, c);
+  for_each_slot_block<kHeadDim>(a, [&](int unit, int block, const Rotations<kHeadDim>& rotations) {
+    float sum[2][kVector] = {};  // as the last slot's position sees it
+    const int last = for_each_key<kHeadDim, kFp8>(
+        a, unit, block * kSlots, [](int) {},
+        [&](int t, int distance, const float(&x)[2][kVector]) {
+          float square = 0.0F;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        sum[0][e] += turned[0][e] * angles.cosine[e] + turned[1][e] * angles.sine[e];
-        sum[1][e] += turned[1][e] * angles.cosine[e] - turned[0][e] * angles.sine[e];
-        turned[0][e] = turned[1][e] = 0.0F;
-      }
-    };
-    for_each_key<kHeadDim, kFp8>(a, unit, block * kSlots, [&](int t, int position, const float(&x)[2][kVector]) {
-      float square = 0.0F;
+          for (int e = 0; e < kVector; ++e) square = fmaf(x[0][e], x[0][e], fmaf(x[1][e], x[1][e], square));
+          square = reduce_key<kHeadDim>(square);
+          const float inverse = square > 0.0F ? rsqrtf(square) : 0.0F;
+          if (c == 0 && t < num_slots) a.inverse[int64_t{unit} * num_slots + t] = inverse;
+          turn_by<kHeadDim>(sum, rotations, distance);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) square = fmaf(x[0][e], x[0][e], fmaf(x[1][e], x[1][e], square));
-      square = reduce_key<kHeadDim>(square);
-      const float inverse = square > 0.0F ? rsqrtf(square) : 0.0F;
-      if (c == 0 && t < num_slots) a.inverse[int64_t{unit} * num_slots + t] = inverse;
-      const int rest = position % S::kNear;
-      if (position - rest != far) {
-        turn_far();
-        far = position - rest;
-      }
-      const Angles angles = near_angles<kHeadDim>(near, rest, c);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        turned[0][e] = fmaf(inverse, fmaf(x[0][e], angles.cosine[e], x[1][e] * angles.sine[e]), turned[0][e]);
-        turned[1][e] = fmaf(inverse, fmaf(x[1][e], angles.cosine[e], -x[0][e] * angles.sine[e]), turned[1][e]);
-      }
-    });
-    turn_far();
+          for (int e = 0; e < kVector; ++e) {
+            sum[0][e] = fmaf(inverse, x[0][e], sum[0][e]);
+            sum[1][e] = fmaf(inverse, x[1][e], sum[1][e]);
+          }
+        });
+    turn<true>(sum, rotations.of_position(last));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -246,7 +266,6 @@ __global__ void __launch_bounds__(kThreads, 2) mean_prepare_kernel(const __grid_
 #pragma unroll
         for (int offset = S::kLanes; offset < kWarpSize; offset <<= 1)
           sum[h][e] += __shfl_xor_sync(kFullMask, sum[h][e], offset);
-        sum[h][e] *= scale;
       }
       if (lane < S::kLanes) {
         auto* to = reinterpret_cast<float4*>(a.sums + (int64_t{unit} * a.slot_blocks + block) * kHeadDim) +
@@ -263,45 +282,24 @@ __global__ void __launch_bounds__(kThreads, 2) mean_meet_kernel(const __grid_con
   wait_for_previous();
   using S = Shape<kHeadDim>;
   const int c = threadIdx.x % S::kLanes, num_slots = a.source.num_slots;
-  const float factor = a.cos_sin[0], scale = 1.0F / (factor * factor);
-  for_each_slot_block<kHeadDim>(a, [&](int unit, int block, const Near<kHeadDim>& near) {
-    const float* u = a.sums + int64_t{unit} * a.slot_blocks * kHeadDim + kVector * c;
-    float turned[2][kVector];  // u, as far as the next keys are
-    int far = -1;
-    const auto turn_far = [&] {
-      const Angles angles = far_angles<kHeadDim>(a, far, c);
+  for_each_slot_block<kHeadDim>(a, [&](int unit, int block, const Rotations<kHeadDim>& rotations) {
+    float u[2][kVector];  // as the slot's position sees it
 #pragma unroll
-      for (int i = 0; i < kVector / 4; ++i) {
-        const float4 low = reinterpret_cast<const float4*>(u)[i];
-        const float4 high = reinterpret_cast<const float4*>(u + kHeadDim / 2)[i];
-        const float u0[4] = {low.x, low.y, low.z, low.w}, u1[4] = {high.x, high.y, high.z, high.w};
+    for (int h = 0; h < 2; ++h)
+      load8(a.sums + int64_t{unit} * a.slot_blocks * kHeadDim + h * kHeadDim / 2 + kVector * c, u[h]);
+    for_each_key<kHeadDim, kFp8>(
+        a, unit, block * kSlots, [&](int position) { turn<false>(u, rotations.of_position(position)); },
+        [&](int t, int distance, const float(&x)[2][kVector]) {
+          turn_by<kHeadDim>(u, rotations, distance);
+          float dot = 0.0F;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int e = 4 * i + j;
-          turned[0][e] = u0[j] * angles.cosine[e] - u1[j] * angles.sine[e];
-          turned[1][e] = u0[j] * angles.sine[e] + u1[j] * angles.cosine[e];
-        }
-      }
-    };
-    for_each_key<kHeadDim, kFp8>(a, unit, block * kSlots, [&](int t, int position, const float(&x)[2][kVector]) {
-      const int rest = position % S::kNear;
-      if (position - rest != far) {
-        far = position - rest;
-        turn_far();
-      }
-      const Angles angles = near_angles<kHeadDim>(near, rest, c);
-      float dot = 0.0F;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        dot = fmaf(x[0][e], fmaf(turned[0][e], angles.cosine[e], -turned[1][e] * angles.sine[e]), dot);
-        dot = fmaf(x[1][e], fmaf(turned[1][e], angles.cosine[e], turned[0][e] * angles.sine[e]), dot);
-      }
-      dot = reduce_key<kHeadDim>(dot);
-      if (c == 0 && t < num_slots) {
-        const int64_t at = int64_t{unit} * num_slots + t;
-        a.redundancy[at] = dot * a.inverse[at] * scale;
-      }
-    });
+          for (int e = 0; e < kVector; ++e) dot = fmaf(x[0][e], u[0][e], fmaf(x[1][e], u[1][e], dot));
+          dot = reduce_key<kHeadDim>(dot);
+          if (c == 0 && t < num_slots) {
+            const int64_t at = int64_t{unit} * num_slots + t;
+            a.redundancy[at] = dot * a.inverse[at];
+          }
+        });
   });
 }
 

@@ -1,6 +1,6 @@
 // Between stages 1 and 2: A[t] *= |v[t]| / mean |v|. A cluster of blocks reads a unit's values, each block a share of
 // the slots; its scores are weighed by the lengths on the way and by the mean at the end.
-#include "ops/cuda/compress_source.cuh"
+#include "ops/cuda/compress_value_segment.cuh"
 #include "ops/cuda/hopper.cuh"
 
 namespace zipage::cuda {
@@ -9,7 +9,6 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 192;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kVector = 8;  // elements a lane holds of a value
 constexpr int kCluster = 4;
 
 // On a multiprocessor: a segment's share lies in registers.
@@ -18,25 +17,6 @@ constexpr int blocks_at_once(int parts) {
 }
 
 // ---- kernels ----
-
-__device__ __forceinline__ float squares(uint4 v) {
-  float x[8];
-  unpack8(v, x);
-  float sum = 0;
-#pragma unroll
-  for (float e : x) sum += e * e;
-  return sum;
-}
-
-__device__ __forceinline__ float squares(uint2 v) {
-  float sum = 0;
-#pragma unroll
-  for (const uint32_t word : {v.x, v.y}) {
-    const float2 a = fp8x2_to_float2(word), b = fp8x2_to_float2(word >> 16U);
-    sum += a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
-  }
-  return sum;
-}
 
 // The same on all blocks of the cluster: the sum of what they bring, in their order.
 __device__ __forceinline__ float cluster_total(float own, int cluster, float* shared) {
@@ -54,49 +34,29 @@ __device__ __forceinline__ float cluster_total(float own, int cluster, float* sh
   return own;
 }
 
-// Some lanes hold one value, of which the first kParts, head_dim / 8, have a part.
 template <int kParts, typename Part>
 __global__ void __launch_bounds__(kThreads, blocks_at_once(kParts))
     value_norms_kernel(const __grid_constant__ Source source, float* scores, int cluster) {
   wait_for_previous();
+  using Values = ValueSegment<kParts, Part>;
   __shared__ float partial[kWarpSize], brought;
-  constexpr int kLanes = kParts <= 8 ? 8 : kParts <= 16 ? 16 : 32;
-  constexpr int kTogether = kWarpSize / kLanes;  // values that a warp asks for at once
-  constexpr int kLoads = kSegment / kTogether;   // of a lane, for a segment
-  static_assert(kLoads == kLanes / 2);
   const int unit = static_cast<int>(blockIdx.x) / cluster, rank = static_cast<int>(blockIdx.x) % cluster;
-  const int num_slots = source.num_slots;
-  const int lane = threadIdx.x % kWarpSize, part = lane % kLanes, sub = lane / kLanes;
+  const int num_slots = source.num_slots, lane = threadIdx.x % kWarpSize;
   float* a = scores + int64_t{unit} * num_slots;
   const int segments = ceil_div(num_slots, kSegment);
   const int first = rank * kWarps + static_cast<int>(threadIdx.x) / kWarpSize, step = cluster * kWarps;
   float total = 0;
-  const auto row_of = [&](int segment) {
-    return reinterpret_cast<const Part*>(source.key_row(unit, segment * kSegment) + source.kv.value_offset) +
-           sub * kParts + part;
-  };
-  const Part* row = first < segments ? row_of(first) : nullptr;
+  const Part* row = first < segments ? Values::row(source, unit, first * kSegment) : nullptr;
   for (int segment = first; segment < segments; segment += step) {
     const int begin = segment * kSegment;
-    Part raw[kLoads];
-    const int slots = num_slots - begin;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      raw[i] = Part{};
-      if (part < kParts && (slots >= kSegment || i * kTogether + sub < slots)) raw[i] = row[i * kTogether * kParts];
-    }
+    Values values;
+    values.fetch(row, num_slots - begin);
     // What the next round needs to begin, and this one to end, comes meanwhile.
-    if (segment + step < segments) row = row_of(segment + step);
-    const int t = begin + part / 2 * kTogether + sub;
-    const bool owns = part % 2 == 0 && t < num_slots;
+    if (segment + step < segments) row = Values::row(source, unit, (segment + step) * kSegment);
+    const int t = begin + Values::slot();
+    const bool owns = Values::owns() && t < num_slots;
     const float score = owns ? a[t] : 0.0F;
-    // Added up over the lanes of a value, for all of them at once.
-    float sum[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) sum[i] = squares(raw[i]);
-    float square[1];
-    share_out<Sum, kLanes / 2, 2>(sum, square);
-    const float norm = sqrtf(square[0] + __shfl_xor_sync(kFullMask, square[0], 1));
+    const float norm = values.norm();
     if (owns) {
       a[t] = score * norm;
       total += norm;
@@ -112,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, blocks_at_once(kParts))
 
 template <int kHeadDim>
 void start(const Launch& launch, const Source& source, float* scores) {
-  constexpr int kParts = kHeadDim / kVector;
+  constexpr int kParts = kHeadDim / 8;
   const int cluster = launch.compute_capability < 90 ? 1 : kCluster;
   const auto kernel = source.kv.is_fp8 ? value_norms_kernel<kParts, uint2> : value_norms_kernel<kParts, uint4>;
   run_in_clusters(launch, cluster, kernel, source.num_units() * cluster, kThreads, 0, source, scores, cluster);

@@ -296,27 +296,33 @@ size_t window_scores_scratch_bytes(const KvGeometry& g, int num_heads, int windo
   return num_rows(g, num_heads, window) * (ceil_div(num_slots, kChunk) * sizeof(float2) + sizeof(float));
 }
 
-void window_scores(const Launch& launch, const WindowScoreParams& p) {
+WindowScores window_args(const WindowScoreParams& p) {
   const KvGeometry& g = p.source.kv.geometry;
   const int64_t slot_elements = int64_t{p.ring.window} * p.num_heads * g.head_dim;
-  Args a{{.source = Source(p.source),
+  const int rows = p.ring.num_rows(p.source.logical_len());
+  const int first_position = p.ring.first_position(p.source.logical_len());
+  return {.source = Source(p.source),
           .ring = static_cast<const bf16*>(p.ring.data) + p.query_slot * slot_elements,
           .ring_layer = p.ring.num_query_slots * slot_elements,
           .num_heads = p.num_heads,
           .group = p.num_heads / g.num_kv_heads,
-          .window = p.ring.num_rows(p.source.logical_len()),
-          .first_row_position = p.ring.first_position(p.source.logical_len()),
+          .window = rows,
+          .first_row_position = first_position,
           .row_stride = p.ring.stride,
           .ring_rows = p.ring.window,
-          .oldest = p.ring.row(p.ring.first_position(p.source.logical_len())),
-          .row_tiles = ceil_div(p.ring.num_rows(p.source.logical_len()), kRows),
+          .oldest = p.ring.row(first_position),
+          .row_tiles = ceil_div(rows, kRows),
           .scale_log2 = p.scale * kLog2e,
-          .scores = p.scores}};
+          .scores = p.scores};
+}
+
+void window_scores(const Launch& launch, const WindowScoreParams& p) {
+  Args a{window_args(p)};
   if (serves_window_cluster(launch, a)) return window_scores_cluster(launch, a);
   a.stats = reinterpret_cast<float2*>(p.scratch);
-  a.offsets = reinterpret_cast<float*>(a.stats +
-                                       num_rows(g, p.num_heads, p.ring.window) * ceil_div(p.source.num_slots, kChunk));
-  dispatch<64, 96, 128, 256>(g.head_dim, [&]<int kHeadDim>() {
+  a.offsets = reinterpret_cast<float*>(a.stats + num_rows(p.source.kv.geometry, p.num_heads, p.ring.window) *
+                                                     ceil_div(p.source.num_slots, kChunk));
+  dispatch<64, 96, 128, 256>(a.source.geometry.head_dim, [&]<int kHeadDim>() {
     if (a.source.kv.is_fp8) {
       launch_window<true, kHeadDim>(launch, a);
     } else {

@@ -51,6 +51,8 @@ __device__ __forceinline__ float offset_of(float2 row) {
   return row.y > 0.0F ? row.x + log2f(row.y) : INFINITY;
 }
 
+WindowScores window_args(const WindowScoreParams&);
+
 // Where a sequence's slots fit into a cluster of blocks, on Hopper.
 bool serves_window_cluster(const Launch&, const WindowScores&);
 void window_scores_cluster(const Launch&, const WindowScores&);

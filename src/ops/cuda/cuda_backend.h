@@ -81,6 +81,7 @@ class CudaBackend final : public Backend {
   void pool_scores(Queue&, const PoolScoresParams&) override;
   void redundancy(Queue&, const RedundancyParams&) override;
   void combine(Queue&, const CombineParams&) override;
+  void final_scores(Queue&, const FinalScoresParams&) override;
   void select(Queue&, const SelectParams&) override;
   void compact(Queue&, const CompactParams&) override;
 

@@ -22,15 +22,7 @@ void check_source(const CompressionSource& s, const char* stage) {
                g.num_kv_heads);
 }
 
-}  // namespace
-
-size_t CudaBackend::compression_scratch_bytes(const KvGeometry& geometry, int num_heads, int window,
-                                              int max_slots) const {
-  return std::max(window_scores_scratch_bytes(geometry, num_heads, window, max_slots),
-                  redundancy_scratch_bytes(geometry, max_slots));
-}
-
-void CudaBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
+void check_window(const WindowScoreParams& p) {
   check_source(p.source, "window_scores");
   ZIPAGE_CHECK(p.ring.data != nullptr && p.query_slot >= 0 && p.query_slot < p.ring.num_query_slots,
                "window_scores: query slot {} of {}", p.query_slot, p.ring.num_query_slots);
@@ -39,6 +31,32 @@ void CudaBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
                "window_scores: {} heads over {} KV heads", p.num_heads, num_kv_heads);
   ZIPAGE_CHECK(p.ring.window > 0 && p.ring.stride > 0 && p.scratch != nullptr,
                "window_scores: {} queries, {} apart, or no scratch", p.ring.window, p.ring.stride);
+}
+
+void check_redundancy(const RedundancyParams& p) {
+  check_source(p.source, "redundancy");
+  const int head_dim = p.source.kv.geometry.head_dim;
+  ZIPAGE_CHECK(p.scope != RedundancyScope::kOff && p.redundancy != nullptr && p.scratch != nullptr,
+               "redundancy: nothing to compute");
+  ZIPAGE_CHECK(p.keys == RedundancyKeys::kRotated ||
+                   (p.cos_sin != nullptr && p.rotary_dim > 0 && p.rotary_dim % 16 == 0 && p.rotary_dim <= head_dim),
+               "redundancy: content keys need the rotation table (rotary size {}, head size {})", p.rotary_dim,
+               head_dim);
+  ZIPAGE_CHECK(p.temperature > 0 && p.threshold >= 0, "redundancy: temperature {}, threshold {}", p.temperature,
+               p.threshold);
+}
+
+}  // namespace
+
+size_t CudaBackend::compression_scratch_bytes(const KvGeometry& geometry, int num_heads, int window,
+                                              int max_slots) const {
+  return std::max({window_scores_scratch_bytes(geometry, num_heads, window, max_slots),
+                   redundancy_scratch_bytes(geometry, max_slots),
+                   final_scores_scratch_bytes(geometry, properties_.multiProcessorCount, max_slots)});
+}
+
+void CudaBackend::window_scores(Queue& queue, const WindowScoreParams& p) {
+  check_window(p);
   cuda::window_scores(launch(queue), p);
   done("window_scores");
 }
@@ -66,16 +84,7 @@ void CudaBackend::pool_scores(Queue& queue, const PoolScoresParams& p) {
 }
 
 void CudaBackend::redundancy(Queue& queue, const RedundancyParams& p) {
-  check_source(p.source, "redundancy");
-  const int head_dim = p.source.kv.geometry.head_dim;
-  ZIPAGE_CHECK(p.scope != RedundancyScope::kOff && p.redundancy != nullptr && p.scratch != nullptr,
-               "redundancy: nothing to compute");
-  ZIPAGE_CHECK(p.keys == RedundancyKeys::kRotated ||
-                   (p.cos_sin != nullptr && p.rotary_dim > 0 && p.rotary_dim % 16 == 0 && p.rotary_dim <= head_dim),
-               "redundancy: content keys need the rotation table (rotary size {}, head size {})", p.rotary_dim,
-               head_dim);
-  ZIPAGE_CHECK(p.temperature > 0 && p.threshold >= 0, "redundancy: temperature {}, threshold {}", p.temperature,
-               p.threshold);
+  check_redundancy(p);
   cuda::redundancy(launch(queue), p);
   done("redundancy");
 }
@@ -85,6 +94,17 @@ void CudaBackend::combine(Queue& queue, const CombineParams& p) {
   ZIPAGE_CHECK(p.out != nullptr && p.out != p.scores && p.out != p.redundancy, "combine: in place");
   cuda::combine(launch(queue), p);
   done("combine");
+}
+
+void CudaBackend::final_scores(Queue& queue, const FinalScoresParams& p) {
+  check_source(p.source, "final_scores");
+  if (!serves_final_scores(launch(queue), p)) return Backend::final_scores(queue, p);
+  check_window(p.window());
+  check_redundancy(p.of_keys());
+  ZIPAGE_CHECK(p.params.pool % 2 == 1, "final_scores: pool's width {} must be odd", p.params.pool);
+  ZIPAGE_CHECK(p.source.kv.scores != nullptr || p.source.num_scored == 0, "final_scores: a pool without scores");
+  cuda::final_scores(launch(queue), p);
+  done("final_scores");
 }
 
 void CudaBackend::select(Queue& queue, const SelectParams& p) {

@@ -26,10 +26,9 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 // ---- vectors of 16-bit values ---------------------------------------------------------------------------------------
 
+// An instruction an element; CUDA's own conversion takes two for the upper one.
 __device__ __forceinline__ float2 unpack(uint32_t pair) {
-  __nv_bfloat162 v;
-  memcpy(&v, &pair, sizeof(v));
-  return __bfloat1622float2(v);
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U));
 }
 
 __device__ __forceinline__ uint32_t pack(float low, float high) {
