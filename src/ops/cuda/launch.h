@@ -167,7 +167,7 @@ void pool_scores(const Launch&, const PoolScoresParams&);
 void redundancy(const Launch&, const RedundancyParams&);
 size_t redundancy_scratch_bytes(const KvGeometry&, int num_slots);
 void combine(const Launch&, const CombineParams&);
-// Stages 1 to 6 with K and V read once, where it serves them.
+// Stages 1 to 6 with K read twice and V once, where it serves them.
 bool serves_final_scores(const Launch&, const FinalScoresParams&);
 void final_scores(const Launch&, const FinalScoresParams&);
 size_t final_scores_scratch_bytes(const KvGeometry&, int num_sms, int num_slots);
