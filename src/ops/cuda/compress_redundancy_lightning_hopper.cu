@@ -210,30 +210,9 @@ __device__ __forceinline__ void multiply(uint32_t keys, int i, int j, float bar,
       if (d[4 * n + 2 * h + 1] * inverse.y > bars[h]) words[h][n / 4] |= 2U << (n % 4 * 8);
     }
   }
-  // Four lanes have parts of the same four words: two exchanges leave each of them with one.
-  uint32_t kept[2];
-  const bool odd = t % 2 != 0, upper = t / 2 != 0;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t first = words[h][0] << (2 * t), second = words[h][1] << (2 * t);
-    kept[h] = (odd ? second : first) | __shfl_xor_sync(kFullMask, odd ? first : second, 1);
-  }
-  const uint32_t word = (upper ? kept[1] : kept[0]) | __shfl_xor_sync(kFullMask, upper ? kept[0] : kept[1], 2);
-  shared.hits[2 * j + t % 2][row + 8 * (t / 2)] = word;
-}
-
-// Bit b of lane l becomes bit l of lane b.
-__device__ __forceinline__ uint32_t transpose_bits(uint32_t x) {
-  const int lane = threadIdx.x % kWarpSize;
-  constexpr uint32_t kLow[5] = {0x0000ffffU, 0x00ff00ffU, 0x0f0f0f0fU, 0x33333333U, 0x55555555U};
-#pragma unroll
-  for (int step = 0; step < 5; ++step) {
-    const int distance = 16 >> step;
-    const uint32_t other = __shfl_xor_sync(kFullMask, x, distance);
-    x = (lane & distance) == 0 ? (x & kLow[step]) | (other & kLow[step]) << distance
-                               : (x & ~kLow[step]) | (other >> distance & kLow[step]);
-  }
-  return x;
+  uint32_t word[1];
+  share_bits(words, word);
+  shared.hits[2 * j + t % 2][row + 8 * (t / 2)] = word[0];
 }
 
 // last(n) of the warp's columns, which take c[last(n), n] off their rows.
