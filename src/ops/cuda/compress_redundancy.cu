@@ -7,11 +7,13 @@
 // 2. sum: R[m] = k^[m] . u in fp32, u being the sum over all slots, added up from those first.
 //
 // 3. search (exact): last(n) for tiles of 256 columns, from the newest row down until every column has its own.
-// c[last(n), n] is summed per row.
+// c[last(n), n] is summed per row. Hopper has a search of its own (compress_redundancy_search_hopper.cu), which leaves
+// that sum to what comes behind.
 //
 // 4. normalise: softmax over all slots.
 //
 // Lightning comes to R in a way of its own (compress_redundancy_lightning.cu).
+#include "ops/cuda/compress_key_panels.cuh"
 #include "ops/cuda/compress_keys.cuh"
 #include "ops/cuda/compress_redundancy.h"
 #include "ops/cuda/compress_redundancy_search.cuh"
@@ -34,9 +36,11 @@ struct Args : SearchArgs {
   float* redundancy = nullptr;  // R, then R' [units, num_slots]
   // Scratch. `search` works on units [first_unit, first_unit + gridDim.y) at a time.
   float* sums = nullptr;                // [units, ceil(num_slots / kSlots), head_dim]
-  unsigned long long* taken = nullptr;  // exact: what `search` takes off, fixed point [units, num_slots]
-  __half* unit_keys = nullptr;          // exact [units at a time, padded slots, head_dim]
-  int padded_slots;                     // a multiple of kRows
+  unsigned long long* taken = nullptr;  // exact: what last(n) take off, fixed point [units, num_slots]
+  unsigned long long* last = nullptr;   // exact by search_hopper(): what it finds [units, num_slots]
+  int* closed = nullptr;                // its scratch
+  __half* unit_keys = nullptr;  // exact [units at a time, padded slots, head_dim]; for search_hopper() in panels
+  int padded_slots;             // a multiple of kRows
   int first_unit;
 };
 
@@ -68,9 +72,12 @@ __global__ void __launch_bounds__(kThreads, 2) prepare_kernel(const __grid_const
 #pragma unroll
         for (int e = 0; e < kVector; ++e) sum[j][e] += x[j][e] *= inverse;
         if (a.unit_keys != nullptr && c < L::kChunks) {
-          auto* row = reinterpret_cast<uint4*>(a.unit_keys + (int64_t{local} * a.padded_slots + t) * kHeadDim);
-          row[c + j * L::kCount] = make_uint4(pack_half(x[j][0], x[j][1]), pack_half(x[j][2], x[j][3]),
-                                              pack_half(x[j][4], x[j][5]), pack_half(x[j][6], x[j][7]));
+          const int row = t % kSlots, chunk = c + j * L::kCount;
+          auto* tile = reinterpret_cast<std::byte*>(a.unit_keys +
+                                                    (int64_t{local} * a.padded_slots + blockIdx.x * kSlots) * kHeadDim);
+          const int at = a.last != nullptr ? panel_chunk<kSlots>(row, chunk) : (row * kHeadDim + chunk * kVector) * 2;
+          *reinterpret_cast<uint4*>(tile + at) = make_uint4(pack_half(x[j][0], x[j][1]), pack_half(x[j][2], x[j][3]),
+                                                            pack_half(x[j][4], x[j][5]), pack_half(x[j][6], x[j][7]));
         }
       }
     });
@@ -186,10 +193,19 @@ __global__ void __launch_bounds__(kThreads) normalise_kernel(const __grid_consta
   __shared__ float shared[kWarpSize];
   const int num_slots = a.source.num_slots;
   float* r = a.redundancy + int64_t{blockIdx.x} * num_slots;
-  const unsigned long long* taken = a.taken != nullptr ? a.taken + int64_t{blockIdx.x} * num_slots : nullptr;
+  unsigned long long* taken = a.taken != nullptr ? a.taken + int64_t{blockIdx.x} * num_slots : nullptr;
+  if (a.last != nullptr) {
+    for (int t = threadIdx.x; t < num_slots; t += kThreads) {
+      const unsigned long long last = a.last[int64_t{blockIdx.x} * num_slots + t];
+      if (last == 0) continue;
+      const Hit hit{static_cast<int>(last >> 32) - 1, __uint_as_float(static_cast<unsigned>(last))};
+      atomicAdd(&taken[hit.row], hit.fixed());
+    }
+    __syncthreads();
+  }
   const auto value = [&](int t) {
     const int start = t / a.chunk * a.chunk, length = min(a.chunk, num_slots - start);
-    const float off = taken != nullptr ? static_cast<float>(taken[t]) / kFixedOne : 0.0F;
+    const float off = taken != nullptr ? static_cast<float>(__ldcg(taken + t)) / kFixedOne : 0.0F;
     return (r[t] - off) / (a.temperature * static_cast<float>(length));
   };
   float maximum = -INFINITY;
@@ -220,10 +236,24 @@ void launch_layers(const Launch& launch, const Args& a, int layers, int slot_blo
     launch_sums<kHeadDim, false>(launch, a, layers, slot_blocks);
   }
   if (a.unit_keys == nullptr) return;
+  const int units = layers * a.source.kv.num_kv_heads;
+  if (a.last != nullptr) {
+    search_hopper(launch, {.source = a.source,
+                           .cos_sin = a.cos_sin,
+                           .rotary_dim = a.rotary_dim,
+                           .threshold = a.threshold,
+                           .inverse = a.inverse,
+                           .keys = a.unit_keys,
+                           .first_unit = a.first_unit,
+                           .num_units = units,
+                           .last = a.last,
+                           .closed = a.closed});
+    return;
+  }
   constexpr int kBytes = kColumns * kHeadDim * 2;
   check(cudaFuncSetAttribute(search_kernel<kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "redundancy");
-  const dim3 grid(ceil_div(a.source.num_slots, kColumns), layers * a.source.kv.num_kv_heads);
+  const dim3 grid(ceil_div(a.source.num_slots, kColumns), units);
   run(launch, search_kernel<kHeadDim>, grid, kThreads, kBytes, a);
 }
 
@@ -231,9 +261,10 @@ void launch_layers(const Launch& launch, const Args& a, int layers, int slot_blo
 constexpr size_t kUnitKeyBytes = size_t{192} << 20;
 
 struct Plan {
-  size_t inverse, sums, taken, unit_keys;  // bytes
+  size_t inverse, sums, taken, last, closed, unit_keys;  // bytes
   int padded_slots, layers_at_a_time;
-  size_t total() const { return inverse + sums + taken + unit_keys; }
+  size_t cleared() const { return taken + last + closed; }
+  size_t total() const { return inverse + sums + cleared() + unit_keys; }
 };
 
 size_t padded(size_t bytes) {
@@ -246,7 +277,8 @@ Plan plan(const KvGeometry& g, int num_slots) {
   p.padded_slots = ceil_div(num_slots, kRows) * kRows;
   p.inverse = padded(units * num_slots * sizeof(float));
   p.sums = padded(units * ceil_div(num_slots, kSlots) * g.head_dim * sizeof(float));
-  p.taken = padded(units * num_slots * sizeof(unsigned long long));
+  p.taken = p.last = padded(units * num_slots * sizeof(unsigned long long));
+  p.closed = padded(units * ceil_div(num_slots, kRows) * sizeof(int));
   const size_t layer = static_cast<size_t>(p.padded_slots) * g.num_kv_heads * g.head_dim * sizeof(__half);
   const size_t layers = static_cast<size_t>(g.num_layers), fit = kUnitKeyBytes / layer;
   p.layers_at_a_time = static_cast<int>(fit < 1 ? 1 : fit > layers ? layers : fit);
@@ -298,9 +330,14 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
                              .sums = a.sums});
   } else {
     if (exact) {
-      a.taken = reinterpret_cast<unsigned long long*>(next);
-      a.unit_keys = reinterpret_cast<__half*>(next + scratch.taken);
-      check(cudaMemsetAsync(a.taken, 0, scratch.taken, launch.stream), "redundancy");
+      check(cudaMemsetAsync(next, 0, scratch.cleared(), launch.stream), "redundancy");
+      a.taken = reinterpret_cast<unsigned long long*>(next), next += scratch.taken;
+      if (serves_search_hopper(launch, g.head_dim)) {
+        a.last = reinterpret_cast<unsigned long long*>(next);
+        a.closed = reinterpret_cast<int*>(next + scratch.last);
+      }
+      next += scratch.last + scratch.closed;
+      a.unit_keys = reinterpret_cast<__half*>(next);
     }
     const int layers_at_a_time = exact ? scratch.layers_at_a_time : g.num_layers;
     for (int layer = 0; layer < g.num_layers; layer += layers_at_a_time) {

@@ -35,6 +35,23 @@ void lightning_redundancy(const Launch&, const LightningRedundancy&);
 bool serves_lightning_hopper(const Launch&, const LightningRedundancy&);
 void lightning_redundancy_hopper(const Launch&, const LightningRedundancy&);
 
+// Scope exact: the search for last(n) with Hopper's own instructions, for units [first_unit, first_unit + num_units).
+struct HopperSearch {
+  Source source;
+  const float* cos_sin;  // [positions, rotary_dim], or null: keys as they lie in the cache
+  int rotary_dim;
+  float threshold;
+  float* inverse;  // [units, num_slots]
+  // k^ in half precision as warpgroups multiply it (compress_key_panels.cuh), zeros past the end:
+  // [num_units, ceil(num_slots / 64), head_dim / 64, 64, 64].
+  const __half* keys;
+  int first_unit, num_units;
+  unsigned long long* last;  // out [units, num_slots], zeros before: last(n) + 1 and c[last(n), n]'s bits, or 0
+  int* closed;               // scratch [units, ceil(num_slots / 64)], zeros before
+};
+bool serves_search_hopper(const Launch&, int head_dim);
+void search_hopper(const Launch&, const HopperSearch&);
+
 // sums [units, shares, head_dim]: each unit's first share becomes the sum of all.
 void add_shares(const Launch&, float* sums, int units, int shares, int head_dim);
 
