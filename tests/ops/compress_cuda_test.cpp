@@ -218,6 +218,60 @@ std::vector<Shape> cluster_shapes() {
   return shapes;
 }
 
+// Every head's keys become key(t).
+template <typename Key>
+void set_keys(CompressFixture& f, const Key& key) {
+  for (int layer = 0; layer < f.shape().num_layers; ++layer) {
+    for (int head = 0; head < f.shape().num_kv_heads; ++head) {
+      oracle::Head& h = f.mutable_sequence().heads[static_cast<size_t>(layer)][static_cast<size_t>(head)];
+      for (int t = 0; t < f.shape().num_slots; ++t) {
+        const int b = f.shape().block_size;
+        h.k[static_cast<size_t>(t)] = key(t);
+        f.write_slot(layer, head, t, f.table()[static_cast<size_t>(t / b)], t % b);
+      }
+    }
+  }
+}
+
+double cosine(const oracle::Row& x, const oracle::Row& y) {
+  return oracle::dot(x, y) / std::sqrt(oracle::dot(x, x) * oracle::dot(y, y));
+}
+
+// Keys in bf16 of which none are alike: cosines far below 0.6 with 64 elements or more.
+class UnlikeKeys {
+ public:
+  UnlikeKeys(int num_slots, int head_dim, uint32_t seed) : random_(seed), keys_(static_cast<size_t>(num_slots)) {
+    for (oracle::Row& key : keys_) {
+      for (int d = 0; d < head_dim; ++d) key.push_back(rounded(normal_(random_)));
+    }
+  }
+  oracle::Row& operator()(int t) { return keys_[static_cast<size_t>(t)]; }
+  const oracle::Row& operator()(int t) const { return keys_[static_cast<size_t>(t)]; }
+  void copy(int from, std::initializer_list<int> to) {
+    for (const int t : to) (*this)(t) = (*this)(from);
+  }
+  // Slot `to` gets a key whose cosine with slot `from`'s lies between the two, which are near to each other.
+  void lean(int to, int from, double least, double most) {
+    const oracle::Row& x = (*this)(from);
+    const double wanted = (least + most) / 2;
+    do {
+      oracle::Row y(x.size());
+      for (double& v : y) v = normal_(random_);
+      const double along = oracle::dot(x, y) / oracle::dot(x, x);
+      for (size_t d = 0; d < x.size(); ++d) y[d] -= along * x[d];
+      const double across = std::sqrt((1 - wanted * wanted) * oracle::dot(x, x) / oracle::dot(y, y));
+      for (size_t d = 0; d < x.size(); ++d) y[d] = rounded(wanted * x[d] + across * y[d]);
+      (*this)(to) = y;
+    } while (cosine(x, (*this)(to)) < least || cosine(x, (*this)(to)) > most);
+  }
+
+ private:
+  static double rounded(double x) { return static_cast<float>(Bf16(static_cast<float>(x))); }
+  std::mt19937 random_;
+  std::normal_distribution<double> normal_;
+  std::vector<oracle::Row> keys_;
+};
+
 ::testing::AssertionResult near(const std::vector<float>& actual, const std::vector<float>& expected, float absolute,
                                 float relative) {
   if (actual.size() != expected.size()) return ::testing::AssertionFailure() << actual.size() << " values";
@@ -471,19 +525,7 @@ TEST_F(CompressCuda, CosinesNextToTheThresholdCountAsFp32HasThem) {
         keys[key][d] = static_cast<float>(Bf16(static_cast<float>(x)));
       }
     }
-    for (int layer = 0; layer < f.shape().num_layers; ++layer) {
-      for (int head = 0; head < f.shape().num_kv_heads; ++head) {
-        oracle::Head& h = f.mutable_sequence().heads[static_cast<size_t>(layer)][static_cast<size_t>(head)];
-        for (int t = 0; t < f.shape().num_slots; ++t) {
-          const int b = f.shape().block_size;
-          h.k[static_cast<size_t>(t)] = keys[static_cast<size_t>(t % 4)];
-          f.write_slot(layer, head, t, f.table()[static_cast<size_t>(t / b)], t % b);
-        }
-      }
-    }
-    const auto cosine = [](const oracle::Row& x, const oracle::Row& y) {
-      return oracle::dot(x, y) / std::sqrt(oracle::dot(x, x) * oracle::dot(y, y));
-    };
+    set_keys(f, [&](int t) { return keys[static_cast<size_t>(t % 4)]; });
     ASSERT_GT(cosine(keys[0], keys[1]), 0.5);
     for (size_t key = 2; key < 4; ++key) {
       for (size_t other = 0; other < key; ++other) ASSERT_LT(cosine(keys[other], keys[key]), 0.4);
@@ -495,6 +537,116 @@ TEST_F(CompressCuda, CosinesNextToTheThresholdCountAsFp32HasThem) {
         expect_redundancy(f, on, scope, RedundancyKeys::kRotated, threshold);
       }
     }
+  }
+}
+
+// A few slots, whole and broken tiles of rows, strips of columns with ends of every kind. With a threshold of 0 keys of
+// length 0 and slots past the end come near it; one of 1.5 nobody reaches.
+TEST_F(CompressCuda, ExactEqualsTheCpusForStripsOfAnyLength) {
+  uint32_t seed = 0;
+  for (const int slots : {1, 2, 3, 4, 5, 31, 63, 64, 65, 129, 191, 255, 256, 257, 320, 511, 512, 513, 577, 801}) {
+    for (const int head_dim : {64, 128}) {
+      const int block_sizes[] = {16, 48, 64, 80};
+      Shape shape{.head_dim = head_dim, .block_size = block_sizes[seed % 4], .num_slots = slots, .window = 1};
+      shape.seed = ++seed;
+      CompressFixture f(shape);
+      const OnDevice bf16(*device, f);
+      for (const float threshold : {0.0F, 0.3F, 0.8F, 1.5F}) {
+        expect_redundancy(f, bf16, RedundancyScope::kExact, RedundancyKeys::kRotated, threshold);
+      }
+      expect_redundancy(f, bf16, RedundancyScope::kExact, RedundancyKeys::kContent, 0.5F);
+      const Fp8Numbers fp8(f);
+      expect_redundancy(f, OnDevice(*device, f, fp8), RedundancyScope::kExact, RedundancyKeys::kRotated, 0.5F);
+    }
+  }
+}
+
+// Nothing but the planted pairs is alike, so everything is multiplied, and a pair that goes unseen, or is taken for
+// another, shows.
+TEST_F(CompressCuda, ExactFindsTheFewPairsOfUnlikeKeys) {
+  for (const int head_dim : {64, 128}) {
+    for (const int slots : {2304, 2290}) {
+      CompressFixture f({.num_layers = 1, .head_dim = head_dim, .num_slots = slots});
+      UnlikeKeys keys(slots, head_dim, static_cast<uint32_t>(slots + head_dim));
+      keys.copy(100, {700, 2000, 2001});                             // the newest of several, near and far
+      keys.copy(300, {1500});                                        // a pair across strips
+      keys.copy(530, {531, 560, 640, 766});                          // within a strip, and within its tiles
+      keys.copy(1023, {1024});                                       // on both sides of a strip's end
+      keys.copy(1087, {1088});                                       // of a tile's
+      keys.copy(0, {slots - 1});                                     // the first slot and the last
+      keys.copy(1, {255});                                           // a strip's first slots and last
+      keys.copy(slots - 3, {slots - 2});                             // in the last tile
+      for (int t = 0; t < 64; ++t) keys.copy(1300 + t, {1700 + t});  // a whole tile's worth at a time
+      keys(400) = keys(1999) = oracle::Row(static_cast<size_t>(head_dim));
+      set_keys(f, keys);
+      const OnDevice on(*device, f);
+      expect_redundancy(f, on, RedundancyScope::kExact, RedundancyKeys::kRotated, 0.7F);
+      const Fp8Numbers fp8(f);
+      expect_redundancy(f, OnDevice(*device, f, fp8), RedundancyScope::kExact, RedundancyKeys::kRotated, 0.7F);
+    }
+  }
+}
+
+// Pairs so near the threshold that half precision leaves them in doubt. Those below give way to the next older row,
+// and so they do where the column is the newer one of the two.
+TEST_F(CompressCuda, PairsThatMissTheThresholdGiveWayToTheNextOlderOnes) {
+  constexpr int kSlots = 1100;
+  constexpr double kThreshold = 0.75, kLittle = 2e-5, kDoubt = 4e-4;
+  for (const int head_dim : {64, 128}) {
+    CompressFixture f({.num_layers = 1, .num_kv_heads = 1, .head_dim = head_dim, .num_slots = kSlots});
+    UnlikeKeys keys(kSlots, head_dim, static_cast<uint32_t>(head_dim));
+    const auto misses = [&](int to, int from) { keys.lean(to, from, kThreshold - kDoubt, kThreshold - kLittle); };
+    const auto hits = [&](int to, int from) { keys.lean(to, from, kThreshold + kLittle, kThreshold + kDoubt); };
+    // Behind column 200: in the tile of what counts, in a newer one, in the newest.
+    keys.copy(200, {800});
+    for (const int t : {801, 805, 900, 901, 1099}) misses(t, 200);
+    // Before row 1000: in the strip of what counts, and in newer ones.
+    keys.copy(1000, {20});
+    for (const int t : {21, 400, 700}) misses(t, 1000);
+    hits(850, 300);
+    hits(310, 950);
+    hits(600, 610);
+    set_keys(f, keys);
+    expect_redundancy(f, OnDevice(*device, f), RedundancyScope::kExact, RedundancyKeys::kRotated,
+                      static_cast<float>(kThreshold));
+  }
+}
+
+// More strips than run at a time, over keys that are alike and over such that are not, and mixtures: parts of the
+// sequence whose columns are closed at once beside parts that look at everything.
+TEST_F(CompressCuda, ExactOfManyStripsEqualsTheCpus) {
+  constexpr int kSlots = 4225;
+  for (const int head_dim : {64, 128}) {
+    CompressFixture f({.num_layers = 1, .num_kv_heads = 1, .head_dim = head_dim, .num_slots = kSlots});
+    expect_redundancy(f, OnDevice(*device, f), RedundancyScope::kExact, RedundancyKeys::kRotated, 0.3F);
+    UnlikeKeys keys(kSlots, head_dim, 7);
+    keys.copy(50, {2000, 4200});
+    for (int t = 1024; t < 1536; ++t) keys.copy(1024 + t % 60, {t});
+    for (int t = 3000; t < 3200; ++t) keys.copy(2999, {t});
+    set_keys(f, keys);
+    expect_redundancy(f, OnDevice(*device, f), RedundancyScope::kExact, RedundancyKeys::kRotated, 0.7F);
+  }
+}
+
+// Which block finds what first must not show.
+TEST_F(CompressCuda, ExactGivesTheSameBitsEveryTime) {
+  const Shape shape = large_shapes().front();
+  CompressFixture f(shape);
+  const OnDevice on(*device, f);
+  const auto redundancy = zeros(f);
+  const RedundancyParams p{.source = on.source(),
+                           .scope = RedundancyScope::kExact,
+                           .keys = RedundancyKeys::kContent,
+                           .threshold = 0.3F,
+                           .cos_sin = on.cos_sin(),
+                           .rotary_dim = f.shape().rotary_dim,
+                           .redundancy = redundancy.data(),
+                           .scratch = on.scratch()};
+  gpu().redundancy(queue(), p);
+  const std::vector<float> first = redundancy.values();
+  for (int i = 0; i < 100; ++i) {
+    gpu().redundancy(queue(), p);
+    ASSERT_EQ(redundancy.values(), first) << "run " << i;
   }
 }
 
