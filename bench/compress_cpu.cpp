@@ -46,9 +46,12 @@ class Sequence {
     allocate();
     fill();
     for (int block = 0; block * setup.block_size < setup.num_slots; ++block) table_.emplace_back(block);
-    // Fresh targets, as if every block were shared: the source stays as it is from one round to the next.
-    for (int i = 0; i < setup.budget / setup.block_size; ++i)
+    // Fresh targets for what moves, as if those blocks were shared: the source stays as it is from one round to the
+    // next.
+    num_retained_ = retained_blocks(0, setup.num_slots, params, setup.block_size);
+    for (int i = 0; i < setup.budget / setup.block_size - num_retained_; ++i)
       targets_.emplace_back(static_cast<int>(table_.size()) + i);
+    targets_.insert(targets_.end(), table_.end() - num_retained_, table_.end());
   }
 
   void compress() {
@@ -60,6 +63,7 @@ class Sequence {
          .ring = ring_,
          .table = table_,
          .targets = targets_,
+         .num_retained = num_retained_,
          .num_slots = setup_.num_slots,
          .num_scored = 0,
          .logical_len = setup_.num_slots},
@@ -143,6 +147,7 @@ class Sequence {
   QueryRing ring_;
   std::vector<float> cos_sin_;
   std::vector<BlockId> table_, targets_;
+  int num_retained_ = 0;
 };
 
 CompressionParams preset(KvPolicy policy, int budget) {

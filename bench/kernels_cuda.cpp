@@ -594,14 +594,24 @@ void bench_compression(Bench& bench) {
         queue,
         {.source = source, .budget = kBudget, .final_scores = final_scores->as<float>(), .kept = kept->as<int32_t>()});
   };
-  const auto compact = [&](int) {
+  // Into other blocks, so that the source stays as it is, but for blocks that a compression retains.
+  const auto targets_with = [&](int num_retained) {
+    constexpr int kTargets = kBudget / kBlockSize;
+    static_assert(kBlocks + kTargets <= kPool);
+    const auto others = blocks.begin() + kBlocks;
+    std::vector<int32_t> targets(others, others + kTargets - num_retained);
+    targets.insert(targets.end(), others - num_retained, others);
+    return bench.array(targets);
+  };
+  const auto compact = [&](int num_retained, const Buffer& targets) {
     b.compact(queue, {.source = source,
                       .budget = kBudget,
+                      .num_retained = num_retained,
                       .kept = kept->as<int32_t>(),
                       .scores = pooled->as<float>(),
-                      .target_blocks = table->as<int32_t>() + kBlocks});
+                      .target_blocks = targets.as<int32_t>()});
   };
-  static_assert(kBlocks + kBudget / kBlockSize <= kPool);
+  const auto no_retained = targets_with(0);
 
   for (const bool alike : {true, false}) {
     const std::string data = alike ? "recurring keys" : "unlike keys";
@@ -620,7 +630,8 @@ void bench_compression(Bench& bench) {
     bench.measure(fmt::format("compress pool_scores, {}", data), {}, pool_scores);
     bench.measure(fmt::format("compress combine, {}", data), {}, combine);
     bench.measure(fmt::format("compress select, {}", data), {}, select);
-    bench.measure(fmt::format("compress compact, {}", data), {.bytes = moved, .byte_peak = kCopyPeak}, compact);
+    bench.measure(fmt::format("compress compact, {}", data), {.bytes = moved, .byte_peak = kCopyPeak},
+                  [&](int) { compact(0, *no_retained); });
     struct Whole {
       const char* name;
       KvPolicy policy;
@@ -629,8 +640,11 @@ void bench_compression(Bench& bench) {
     for (const Whole& w : {Whole{"content", KvPolicy::kContent, RedundancyScope::kMean},
                            Whole{"zipage", KvPolicy::kZipage, RedundancyScope::kLightning},
                            Whole{"content, exact", KvPolicy::kContent, RedundancyScope::kExact}}) {
+      const int num_retained =
+          resolve({.kv_budget = kBudget, .kv_policy = w.policy, .redundancy = w.scope}).newest_kept() / kBlockSize;
+      const auto targets = targets_with(num_retained);
       bench.measure(fmt::format("compress all of {}, {}", w.name, data), {},
-                    [&](int i) { final_scores_of(w.policy, w.scope), select(i), compact(i); });
+                    [&](int i) { final_scores_of(w.policy, w.scope), select(i), compact(num_retained, *targets); });
     }
   }
 }

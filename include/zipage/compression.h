@@ -51,6 +51,8 @@ struct CompressionParams {
   uint64_t random_seed = 0;
 
   bool enabled() const { return budget > 0; }
+  // Newest slots that stay whatever their score.
+  int newest_kept() const { return window > recent ? window : recent; }
 };
 
 // What the user set; an empty optional leaves the policy's own value.

@@ -64,6 +64,7 @@ void compress(Backend& backend, Queue& queue, const CompressionModel& model, con
                          .kept = ws.kept()});
   backend.compact(queue, {.source = source,
                           .budget = p.budget,
+                          .num_retained = job.num_retained,
                           .kept = ws.kept(),
                           .scores = scoring.kept_scores(),
                           .target_blocks = ws.target_blocks()});

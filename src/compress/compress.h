@@ -30,6 +30,7 @@ struct CompressionJob {
   int query_slot = 0;                // holds the window's queries; unused when params.attention is off
   std::span<const BlockId> table;    // host; the sequence's table before the compression
   std::span<const BlockId> targets;  // host; CompressionPlan::targets
+  int num_retained = 0;              // CompressionPlan::num_retained
   int num_slots = 0;                 // resident slots (T)
   int num_scored = 0;                // of them kept by an earlier compression
   int logical_len = 0;               // tokens whose K and V are in the pool or were evicted

@@ -123,7 +123,7 @@ Status validate_stages(const CompressionParams& p) {
 
 // Slots that stage 6 can protect at most: a protected prompt takes budget/2, and sinks lie in its first half of that.
 int most_protected(const CompressionParams& p) {
-  const int newest = std::max(p.recent, p.window);
+  const int newest = p.newest_kept();
   const int oldest = p.protect_prompt ? std::max(p.sinks, p.budget / 4) + p.budget / 4 : p.sinks;
   return newest + oldest;
 }
@@ -178,8 +178,8 @@ Status validate(const CompressionParams& p, int block_size) {
   ZIPAGE_RETURN_IF_ERROR(validate_stages(p));
   if (most_protected(p) > p.budget) {
     const std::string_view flag = p.recent > p.window ? "kv-recent" : p.sinks > 0 ? "kv-sinks" : "protect-prompt";
-    return refuse(flag, "protects too much: the newest {} tokens{}{} do not fit into --kv-budget {}",
-                  std::max(p.recent, p.window), p.sinks > 0 ? fmt::format(", {} sinks", p.sinks) : "",
+    return refuse(flag, "protects too much: the newest {} tokens{}{} do not fit into --kv-budget {}", p.newest_kept(),
+                  p.sinks > 0 ? fmt::format(", {} sinks", p.sinks) : "",
                   p.protect_prompt ? fmt::format(", a prompt of up to {}", p.budget / 2) : "", p.budget);
   }
   return {};

@@ -209,6 +209,7 @@ std::function<void()> Runner::compression(const Sequence& sequence, const Compre
                            .query_slot = sequence.query_slot->value(),
                            .table = sequence.blocks,
                            .targets = plan.targets,
+                           .num_retained = plan.num_retained,
                            .num_slots = sequence.num_resident,
                            .num_scored = sequence.num_scored,
                            .logical_len = sequence.num_computed,

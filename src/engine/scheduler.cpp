@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "compress/plan.h"
 
 namespace zipage {
 namespace {
@@ -104,13 +105,17 @@ class Planner {
       return false;
     }
     ZIPAGE_CHECK(draft.has_query_slot, "sequence {} is due for compression without a query slot", sequence.id.value());
-    const int target_blocks = sequence.compression.budget / limits_.block_size;
     // The prompt stays in the prefix cache while there is room for copies; outputs are not worth a copy.
     int keep_indexed = std::min(sequence.num_prompt / limits_.block_size, static_cast<int>(sequence.blocks.size()));
-    int fresh = std::min(shared_leading_blocks(sequence, keep_indexed), target_blocks);
+    int shared = shared_leading_blocks(sequence, keep_indexed);
+    const auto fresh_blocks = [&] {
+      return fresh_blocks_needed(shared, draft.num_resident, sequence.compression, limits_.block_size);
+    };
+    int fresh = fresh_blocks();
     if (fresh + reserve() > available_) {
       keep_indexed = 0;
-      fresh = std::min(shared_leading_blocks(sequence, 0), target_blocks);
+      shared = shared_leading_blocks(sequence, 0);
+      fresh = fresh_blocks();
     }
     if (!obtain_blocks(i, fresh)) return false;
     available_ -= fresh;
@@ -125,7 +130,8 @@ class Planner {
     }
     // Afterwards: target blocks, then as many own blocks as the slack asks for. Nothing is counted as given back: other
     // owners or the index may still hold it, and the next step counts anew.
-    const int own_after = draft.num_blocks - std::max(shared_leading_blocks(sequence, keep_indexed), target_blocks);
+    const int target_blocks = sequence.compression.budget / limits_.block_size;
+    const int own_after = draft.num_blocks - shared - (target_blocks - fresh);
     draft.compressed_now = true;
     draft.num_resident = sequence.compression.budget;
     draft.num_blocks = target_blocks + std::clamp(own_after, 0, sequence.compression.slack / limits_.block_size);

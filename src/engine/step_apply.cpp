@@ -127,7 +127,7 @@ void EngineImpl::start_compression(Sequence& s, const StepPlan::Compress& compre
   while (shared > 0 && pool_.writable(s.blocks[static_cast<size_t>(shared - 1)])) --shared;
   std::vector<BlockId> fresh;
   // Another owner may have let go since the plan was made; then fewer blocks need a copy.
-  const int needed = fresh_blocks_needed(shared, s.compression, config_.block_size);
+  const int needed = fresh_blocks_needed(shared, s.num_resident, s.compression, config_.block_size);
   ZIPAGE_CHECK(needed <= compression.fresh_blocks, "sequence {} needs {} fresh blocks, planned were {}", s.id.value(),
                needed, compression.fresh_blocks);
   for (int i = 0; i < needed; ++i) fresh.push_back(pool_.allocate());

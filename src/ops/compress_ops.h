@@ -149,9 +149,11 @@ struct SelectParams {
 
 // Stage 8. K, V, S (unless null) and position of kept slots into target_blocks, in order. Targets may be blocks of the
 // source, each at or behind its own index there: then a write never lands on a kept slot that has not been read (C1).
+// The last num_retained are the source's last blocks, full and kept whole: of them S and position are written alone.
 struct CompactParams {
   CompressionSource source;
   int budget = 0;
+  int num_retained = 0;
   const int32_t* kept = nullptr;           // [num_layers, num_kv_heads, budget]
   const float* scores = nullptr;           // S [num_layers, num_kv_heads, num_slots] or null
   const int32_t* target_blocks = nullptr;  // device [budget / block_size]

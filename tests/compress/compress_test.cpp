@@ -35,10 +35,10 @@ class Compression {
 
   void run(int shared = 0) {
     const int b = fixture_.shape().block_size;
-    const auto fresh =
-        to_ids({fixture_.unused().begin(), fixture_.unused().begin() + fresh_blocks_needed(shared, params_, b)});
+    const int num_slots = fixture_.shape().num_slots, num_fresh = fresh_blocks_needed(shared, num_slots, params_, b);
+    const auto fresh = to_ids({fixture_.unused().begin(), fixture_.unused().begin() + num_fresh});
     const auto table = to_ids(fixture_.table());
-    plan_ = plan_compression(table, shared, fresh, fixture_.shape().num_slots, params_, b);
+    plan_ = plan_compression(table, shared, fresh, num_slots, params_, b);
     expected_ = {};
     for (int layer = 0; layer < fixture_.shape().num_layers; ++layer) {
       auto& row = expected_.emplace_back();
@@ -57,7 +57,8 @@ class Compression {
               .query_slot = CompressFixture::kQuerySlot,
               .table = table,
               .targets = plan_.targets,
-              .num_slots = fixture_.shape().num_slots,
+              .num_retained = plan_.num_retained,
+              .num_slots = num_slots,
               .num_scored = fixture_.shape().num_scored,
               .logical_len = fixture_.sequence().logical_len,
               .prompt_len = fixture_.shape().prompt_len},
@@ -183,6 +184,8 @@ TEST_P(EveryPolicy, KeepsWhatTheOracleKeeps) {
     shape.num_slots = std::max(shape.num_slots, 2 * shape.block_size + 1 + static_cast<int>(seed) * 7);
     const int most = (shape.num_slots - 1) / shape.block_size;
     const int budget = shape.block_size * std::max(2, static_cast<int>(seed * 7U % static_cast<uint32_t>(most)) + 1);
+    if (seed % 2 == 0) shape.num_slots = shape.num_slots / shape.block_size * shape.block_size;
+    shape.num_scored = std::min(shape.num_scored, shape.num_slots);
     if (budget >= shape.num_slots) continue;
     const int span = shape.window * shape.query_stride;
     const int slack = (span + shape.block_size - 1) / shape.block_size * shape.block_size;

@@ -8,7 +8,8 @@ using Kept = std::vector<int32_t>;
 class Compact : public ::testing::TestWithParam<cpu::Isa> {
  protected:
   // Compacts and compares every moved slot with the oracle's, and every block that is no target with what it was.
-  void check(CompressFixture& f, const Kept& kept, int budget, const std::vector<int32_t>& targets) {
+  void check(CompressFixture& f, const Kept& kept, int budget, const std::vector<int32_t>& targets,
+             int num_retained = 0) {
     std::vector<std::pair<int32_t, std::vector<std::byte>>> before;
     for (int32_t block = 0; block < f.pool().geometry.num_blocks; ++block) {
       if (std::find(targets.begin(), targets.end(), block) == targets.end())
@@ -21,6 +22,7 @@ class Compact : public ::testing::TestWithParam<cpu::Isa> {
     const auto queue = backend.make_queue(QueuePriority::kNormal);
     backend.compact(*queue, {.source = f.source(),
                              .budget = budget,
+                             .num_retained = num_retained,
                              .kept = kept.data(),
                              .scores = scores.data(),
                              .target_blocks = targets.data()});
@@ -110,6 +112,35 @@ TEST_P(Compact, C2_SharedLeadingBlocksStayByteForByte) {
     targets.insert(targets.end(), f.table().begin() + shared, f.table().begin() + k);
     const int budget = k * shape.block_size;
     ASSERT_NO_FATAL_FAILURE(check(f, make_kept(f, budget, seed), budget, targets));
+  }
+}
+
+// The kept slots end with the last blocks' own.
+Kept keep_last_blocks(const CompressFixture& f, Kept kept, int budget, int num_retained) {
+  const int whole = num_retained * f.shape().block_size, moved = budget - whole;
+  for (int64_t task = 0; task < f.heads(); ++task) {
+    int32_t* of_task = kept.data() + task * budget;
+    for (int i = moved; i < budget; ++i) of_task[i] = f.shape().num_slots - budget + i;
+    // What is kept in front of them lies in front of them.
+    for (int i = 0; i < moved; ++i) of_task[i] = std::min(of_task[i], f.shape().num_slots - whole - moved + i);
+  }
+  return kept;
+}
+
+TEST_P(Compact, RetainedBlocksStayWhereTheyLie) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    Shape shape = random_shape(seed);
+    const int num_blocks = 3 + static_cast<int>(seed % 7),
+              k = 2 + static_cast<int>(seed % static_cast<uint32_t>(num_blocks - 2));
+    const int num_retained = 1 + static_cast<int>(seed % static_cast<uint32_t>(k));
+    shape.num_slots = num_blocks * shape.block_size;
+    shape.num_scored = std::min(shape.num_scored, shape.num_slots);
+    CompressFixture f(shape);
+    std::vector<int32_t> targets(f.table().begin(), f.table().begin() + k - num_retained);
+    targets.insert(targets.end(), f.table().begin() + num_blocks - num_retained, f.table().begin() + num_blocks);
+    const int budget = k * shape.block_size;
+    const Kept kept = keep_last_blocks(f, make_kept(f, budget, seed), budget, num_retained);
+    ASSERT_NO_FATAL_FAILURE(check(f, kept, budget, targets, num_retained));
   }
 }
 

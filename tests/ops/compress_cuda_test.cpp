@@ -747,25 +747,34 @@ TEST_F(CompressCuda, SelectKeepsTheVerySlotsThatTheCpuKeeps) {
 
 TEST_F(CompressCuda, C1_CompactMovesKeptSlotsAndNothingElse) {
   for (uint32_t seed = 1; seed <= 40; ++seed) {
-    CompressFixture f(cuda_shape(seed));
-    const int b = f.shape().block_size, num_slots = f.shape().num_slots;
+    Shape shape = cuda_shape(seed);
+    if (seed % 3 == 0) shape.num_slots = std::max(1, shape.num_slots / shape.block_size) * shape.block_size;
+    shape.num_scored = std::min(shape.num_scored, shape.num_slots);
+    CompressFixture f(shape);
+    const int b = shape.block_size, num_slots = shape.num_slots;
     const int max_blocks = num_slots / b;
     if (max_blocks == 0) continue;
     std::mt19937 random(seed);
     const int budget = b * (1 + static_cast<int>(random() % static_cast<uint32_t>(max_blocks)));
-    // Targets: a few fresh blocks, then the table's own in order.
+    // Targets: a few fresh blocks, then the table's own in order, and perhaps the table's last ones, kept whole.
+    const int num_retained =
+        num_slots % b == 0 ? static_cast<int>(random() % static_cast<uint32_t>(budget / b + 1)) : 0;
+    const int moved = budget - num_retained * b;
     std::vector<int32_t> targets;
     const size_t fresh = random() % 3;
-    for (size_t i = 0; static_cast<int>(targets.size()) < budget / b; ++i) {
+    for (size_t i = 0; static_cast<int>(targets.size()) < moved / b; ++i) {
       targets.push_back(i < fresh ? f.unused()[i] : f.table()[i - fresh]);
     }
+    targets.insert(targets.end(), f.table().begin() + max_blocks - num_retained, f.table().begin() + max_blocks);
     std::vector<int32_t> kept;
     for (int64_t head = 0; head < f.heads(); ++head) {
       std::vector<int> all(static_cast<size_t>(num_slots));
       std::iota(all.begin(), all.end(), 0);
-      if (seed % 4 != 0) std::shuffle(all.begin(), all.end(), random);
-      std::sort(all.begin(), all.begin() + budget);
-      kept.insert(kept.end(), all.begin(), all.begin() + budget);
+      const auto last = all.end() - num_retained * b;
+      if (seed % 4 != 0) std::shuffle(all.begin(), last, random);
+      std::sort(all.begin(), all.begin() + moved);
+      kept.insert(kept.end(), all.begin(), all.begin() + moved);
+      kept.insert(kept.end(), last, all.end());
     }
     std::vector<float> scores = f.per_slot();
     for (float& x : scores) x = static_cast<float>(random() % 1000);
@@ -774,6 +783,7 @@ TEST_F(CompressCuda, C1_CompactMovesKeptSlotsAndNothingElse) {
     const auto device_scores = device->array(scores);
     CompactParams p{.source = f.source(),
                     .budget = budget,
+                    .num_retained = num_retained,
                     .kept = kept.data(),
                     .scores = seed % 5 == 0 ? nullptr : scores.data(),
                     .target_blocks = targets.data()};

@@ -136,6 +136,7 @@ std::function<void()> ScriptedRunner::compression(const Sequence& sequence, cons
                                      .query_slot = sequence.query_slot->value(),
                                      .table = sequence.blocks,
                                      .targets = plan.targets,
+                                     .num_retained = plan.num_retained,
                                      .num_slots = sequence.num_resident,
                                      .num_scored = sequence.num_scored,
                                      .logical_len = sequence.num_computed,
@@ -162,17 +163,18 @@ void ScriptedRunner::compress(const CompressionJob& job) {
     std::vector<Cell> source;
     for (int t = 0; t < job.num_slots; ++t)
       source.push_back(cell(job.table[static_cast<size_t>(t / b)].value(), t % b, head));
-    // Keep the window and, of the others, those with the smallest hash of (position, head): the same ones whenever the
+    // Keep the newest and, of the others, those with the smallest hash of (position, head): the same ones whenever the
     // same text is compressed at the same place.
-    std::vector<int> order(static_cast<size_t>(job.num_slots - job.params.window));
+    const int kept_anyway = job.params.newest_kept();
+    std::vector<int> order(static_cast<size_t>(job.num_slots - kept_anyway));
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
     std::ranges::sort(order, {}, [&](int t) {
       return mix(static_cast<uint64_t>(source[static_cast<size_t>(t)].position), static_cast<uint64_t>(head));
     });
-    order.resize(static_cast<size_t>(job.params.budget - job.params.window));
-    for (int t = job.num_slots - job.params.window; t < job.num_slots; ++t) order.push_back(t);
+    order.resize(static_cast<size_t>(job.params.budget - kept_anyway));
+    for (int t = job.num_slots - kept_anyway; t < job.num_slots; ++t) order.push_back(t);
     std::ranges::sort(order);
-    for (int i = 0; i < job.params.budget; ++i) {
+    for (int i = 0; i < job.params.budget - job.num_retained * b; ++i) {
       cell(job.targets[static_cast<size_t>(i / b)].value(), i % b, head) =
           source[static_cast<size_t>(order[static_cast<size_t>(i)])];
     }

@@ -41,7 +41,7 @@ void protect(const CombineParams& p, const int32_t* positions, float* f) {
   constexpr float kKeep = std::numeric_limits<float>::infinity();
   const CompressionParams& c = p.params;
   const int num_slots = p.source.num_slots;
-  const int newest = std::min(num_slots, std::max(c.window, c.recent));
+  const int newest = std::min(num_slots, c.newest_kept());
   std::fill_n(f, std::min(num_slots, c.sinks), kKeep);
   std::fill_n(f + num_slots - newest, newest, kKeep);
   if (!c.protect_prompt) return;

@@ -15,11 +15,18 @@ namespace {
 void check_targets(const CompactParams& p) {
   const int b = p.source.kv.geometry.block_size;
   const int num_sources = (p.source.num_slots + b - 1) / b;
-  const int num_targets = p.budget / b;
+  const int num_targets = p.budget / b, num_written = num_targets - p.num_retained;
+  ZIPAGE_CHECK(p.num_retained == 0 || (num_written >= 0 && p.source.num_slots % b == 0),
+               "compact: {} of {} blocks retained of {} slots", p.num_retained, num_targets, p.source.num_slots);
   for (int i = 0; i < num_targets; ++i) {
     const int32_t target = p.target_blocks[i];
     ZIPAGE_CHECK(target >= 0 && target < p.source.kv.geometry.num_blocks, "compact: target block {} of {}", target,
                  p.source.kv.geometry.num_blocks);
+    if (i >= num_written) {
+      const int32_t source = p.source.source_blocks[num_sources - num_targets + i];
+      ZIPAGE_CHECK(target == source, "C1: retained target {} is block {}, not the source's {}", i, target, source);
+      continue;
+    }
     for (int j = i + 1; j < num_sources; ++j) {
       ZIPAGE_CHECK(p.source.source_blocks[j] != target,
                    "C1: target {} is block {}, which is source {} and not yet read by then", i, target, j);
@@ -44,7 +51,7 @@ void copy_row(Bf16* to, const Bf16* from, int head_dim) {
   }
 }
 
-// The kept slots of one head, moved a tile of 16 at a time: K, then what is kept per slot.
+// The kept slots of one head, moved a tile of 16 at a time: K, V, then the numbers.
 class Mover {
  public:
   Mover(const CompactParams& p, const CompressKernels& kernels, int64_t task)
@@ -56,11 +63,16 @@ class Mover {
 
   void run() {
     const int b = head_.view().block_size();
-    for (int target = 0; target * b < p_.budget; ++target) {
+    const int num_targets = p_.budget / b;
+    for (int target = 0; target < num_targets; ++target) {
+      const int block = p_.target_blocks[target];
       for (int slot = 0; slot < b; slot += kTileSlots) {
         find_sources(target * b + slot);
-        move_keys(p_.target_blocks[target], slot);
-        move_rows(p_.target_blocks[target], slot);
+        if (target < num_targets - p_.num_retained) {
+          move_keys(block, slot);
+          move_values(block, slot);
+        }
+        move_numbers(block, slot);
       }
     }
   }
@@ -97,13 +109,19 @@ class Mover {
     kernels_.gather_key_tile(target, tiles, lanes, view.head_dim());
   }
 
-  void move_rows(int block, int slot) {
+  void move_values(int block, int slot) {
     const KvLayerView& view = head_.view();
-    int32_t* positions = view.positions(block, head_.head()) + slot;
     for (int i = 0; i < kTileSlots; ++i) {
       const Bf16* from = view.value_row(source_block_[i], head_.head(), source_slot_[i]);
       Bf16* to = view.value_row(block, head_.head(), slot + i);
       if (from != to) copy_row(to, from, view.head_dim());
+    }
+  }
+
+  void move_numbers(int block, int slot) {
+    const KvLayerView& view = head_.view();
+    int32_t* positions = view.positions(block, head_.head()) + slot;
+    for (int i = 0; i < kTileSlots; ++i) {
       const int t = kept_slot_[i];
       positions[i] = t < p_.source.num_scored ? view.positions(source_block_[i], head_.head())[source_slot_[i]]
                                               : p_.source.first_position + (t - p_.source.num_scored);
@@ -138,6 +156,8 @@ void CpuBackend::compact(Queue& queue, const CompactParams& p) {
     [[maybe_unused]] const int32_t* kept = p.kept + task * p.budget;
     ZIPAGE_DCHECK(std::adjacent_find(kept, kept + p.budget, std::greater_equal<>()) == kept + p.budget,
                   "C5: kept slots of head {} out of order", task);
+    ZIPAGE_DCHECK(p.num_retained == 0 || kept[p.budget - p.num_retained * b] == p.source.num_slots - p.num_retained * b,
+                  "C4: not all slots of the retained blocks of head {} are kept", task);
     Mover(p, kernels, task).run();
   });
 }

@@ -28,7 +28,7 @@ Combine::Combine(const CombineParams& p)
       combine(p.params.combine),
       lambda(p.params.lambda),
       sinks(p.params.sinks),
-      newest(p.params.window > p.params.recent ? p.params.window : p.params.recent),
+      newest(p.params.newest_kept()),
       prompt_len(p.params.protect_prompt ? p.source.prompt_len : 0),
       random(p.params.random),
       seed(p.params.random_seed) {

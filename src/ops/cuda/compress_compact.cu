@@ -19,7 +19,7 @@ static_assert(kSegment % kTile == 0);
 
 struct Args {
   Source source;
-  int budget;
+  int budget, moved;  // kept slots, those of them whose K and V move
   const int32_t* kept;
   const float* scores;  // or null
   const int32_t* targets;
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const __grid_constant
   std::byte* pool = s.kv.data + s.layer(unit) * s.kv.layer_bytes + blockIdx.y * s.kv.value_offset;
   const int32_t* kept = a.kept + int64_t{unit} * a.budget;
 
-  for (int begin = 0; begin < a.budget; begin += kSegment) {
-    const int slots = min(kSegment, a.budget - begin), tiles = ceil_div(slots, kTile);
+  for (int begin = 0; begin < a.moved; begin += kSegment) {
+    const int slots = min(kSegment, a.moved - begin), tiles = ceil_div(slots, kTile);
     for (int i = threadIdx.x; i < slots; i += kThreads) {
       const int t = kept[begin + i], to = begin + i;
       const int source = s.blocks[t / block_size] * stride + first + t % block_size;
@@ -136,6 +136,7 @@ void launch_compact(const Launch& launch, const Args& a) {
 void compact(const Launch& launch, const CompactParams& p) {
   const Args a{.source = Source(p.source),
                .budget = p.budget,
+               .moved = p.budget - p.num_retained * p.source.kv.geometry.block_size,
                .kept = p.kept,
                .scores = p.scores,
                .targets = p.target_blocks,

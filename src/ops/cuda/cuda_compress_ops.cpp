@@ -119,6 +119,9 @@ void CudaBackend::compact(Queue& queue, const CompactParams& p) {
   const int block_size = p.source.kv.geometry.block_size;
   ZIPAGE_CHECK(p.budget > 0 && p.budget % block_size == 0 && p.budget <= p.source.num_slots,
                "compact: a budget of {} for {} slots in blocks of {}", p.budget, p.source.num_slots, block_size);
+  ZIPAGE_CHECK(p.num_retained == 0 || (p.num_retained <= p.budget / block_size && p.source.num_slots % block_size == 0),
+               "compact: {} of {} blocks retained of {} slots", p.num_retained, p.budget / block_size,
+               p.source.num_slots);
   ZIPAGE_CHECK(p.source.kv.positions != nullptr, "compact: a pool without positions");
   ZIPAGE_CHECK(p.scores == nullptr || p.source.kv.scores != nullptr, "compact: a pool without scores");
   cuda::compact(launch(queue), p);
