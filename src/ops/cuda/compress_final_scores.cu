@@ -13,7 +13,7 @@ namespace {
 // ---- numbers ----
 constexpr int kThreads = 512;
 constexpr int kOwn = 8;  // slots of a thread
-constexpr int kMostSlots = kThreads * kOwn;
+static_assert(kThreads * kOwn == passes::kMostSlots);
 
 struct Args {
   Combine combine;
@@ -120,7 +120,7 @@ bool serves_final_scores(const Launch& launch, const FinalScoresParams& p) {
     return false;
   }
   if (!asked.attention || asked.random || asked.scope != RedundancyScope::kMean ||
-      asked.keys != RedundancyKeys::kContent || p.source.num_slots > kMostSlots) {
+      asked.keys != RedundancyKeys::kContent || p.source.num_slots > passes::kMostSlots) {
     return false;
   }
   const WindowScores window = window_args(p.window());

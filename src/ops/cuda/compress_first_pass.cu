@@ -26,29 +26,21 @@ struct LineSums {
     const int t = threadIdx.x % 4;
     if (!has_base) rebase(z);
     has_base = true;
-    float x[kLines / 2], top = -INFINITY;
-    const auto exponents = [&] {
-      top = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) {
-        const float2 base = *reinterpret_cast<const float2*>(bases + 8 * n + 2 * t);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          x[4 * n + 2 * h] = fmaf(z[4 * n + 2 * h], scale, base.x);
-          x[4 * n + 2 * h + 1] = fmaf(z[4 * n + 2 * h + 1], scale, base.y);
-          top = fmaxf(top, fmaxf(x[4 * n + 2 * h], x[4 * n + 2 * h + 1]));
-        }
-      }
-    };
-    exponents();
-    if (__any_sync(kFullMask, top > kHeadroom)) {
-      rebase(z);
-      exponents();
-    }
+    // Exponents are made twice, since there are no registers to keep them.
+    const auto base_of = [&](int n) { return *reinterpret_cast<const float2*>(bases + 8 * n + 2 * t); };
+    float top = -INFINITY;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
+      const float2 base = base_of(n);
+      top = fmaxf(top, fmaxf(fmaf(fmaxf(z[4 * n], z[4 * n + 2]), scale, base.x),
+                             fmaf(fmaxf(z[4 * n + 1], z[4 * n + 3]), scale, base.y)));
+    }
+    if (__any_sync(kFullMask, top > kHeadroom)) rebase(z);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) sums[2 * n + e] += exp2_fast(x[4 * n + e]) + exp2_fast(x[4 * n + 2 + e]);
+    for (int n = 0; n < kLineTiles; ++n) {
+      const float2 base = base_of(n);
+      sums[2 * n] += exp2_fast(fmaf(z[4 * n], scale, base.x)) + exp2_fast(fmaf(z[4 * n + 2], scale, base.x));
+      sums[2 * n + 1] += exp2_fast(fmaf(z[4 * n + 1], scale, base.y)) + exp2_fast(fmaf(z[4 * n + 3], scale, base.y));
     }
   }
 
@@ -199,7 +191,7 @@ template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2)
     first_pass_kernel(const __grid_constant__ PassArgs a, const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wait_for_previous();
+  let_next_start();
   extern __shared__ __align__(1024) std::byte dynamic[];
   auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(dynamic);
   const Pass<kHeadDim, false> pass(a, map, shared);

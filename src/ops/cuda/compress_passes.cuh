@@ -51,12 +51,15 @@ inline constexpr int kTurns = 2;  // warpgroups that take turns at the direction
 inline constexpr int kThreads = (1 + kTurns) * kGroupThreads;
 inline constexpr int kTile = 64;  // slots of a product, kSegment of a warp
 inline constexpr int kStages = 4;
-inline constexpr int kLines = 64;  // of queries; those past the group's are zero
+inline constexpr int kValueStages = 2;  // panels of a tile of values
+inline constexpr int kLines = 64;       // of queries; those past the group's are zero
 inline constexpr int kLineTiles = kLines / kRows;
 inline constexpr int kVector = 8;  // elements a lane has of each half of a key
 inline constexpr int kPart = 4;    // of them that lie one after the other, and that it works on at once
 static_assert(kVector == 2 * kPart);
-inline constexpr int kNear = 48;  // distances below have their angles in shared memory
+inline constexpr int kNear = 28;  // distances below have their angles in shared memory: as many as there is room for
+inline constexpr int kMostSlots = 4096;
+inline constexpr int kMostBlocks = kMostSlots / kSegment;  // of a sequence's table
 static_assert(kLines == 2 * kWarpSize && kTile == kGroupWarps * kSegment && kStages % kTurns == 0);
 
 template <int kHeadDim>
@@ -81,10 +84,12 @@ struct Shared {
       float shares[kTurns][kGroupWarps][kHeadDim];
     } first;
     struct {
+      std::byte values[kValueStages][kTile * kPanelRow];
       float offsets[kLines], u[kTurns][kHeadDim];
     } second;
   };
-  uint64_t full[kStages], empty[kStages];
+  int32_t blocks[kMostBlocks];
+  uint64_t full[kStages], empty[kStages], value_full[kValueStages], value_empty[kValueStages];
 };
 static_assert(2 * (sizeof(Shared<128>) + 1024) <= 228 * 1024);
 
@@ -143,7 +148,7 @@ struct Pass {
     const KvGeometry& g = source.geometry;
     const int unit = tile(i) / a.tiles, first = tile(i) % a.tiles * kTile, row = lane * a.box_rows, t = first + row;
     if (row >= kTile || t >= source.num_slots) return -1;
-    const int at = source.entry(t), block = source.layer(unit) * g.num_blocks + source.blocks[at];
+    const int at = source.entry(t), block = source.layer(unit) * g.num_blocks + shared.blocks[at];
     return (block * 2 * g.num_kv_heads + source.head(unit)) * g.block_size + t - at * g.block_size;
   }
   // By a warp: asks for a tile's keys.
@@ -161,7 +166,27 @@ struct Pass {
     }
   }
 
-  // Barriers, angles of distances, the first tiles. By the whole block.
+  // A value's row is this far behind its key's.
+  __device__ int value_rows() const {
+    return source.geometry.num_kv_heads * source.geometry.block_size;
+  }
+  // The same of a tile's values, panel by panel.
+  __device__ void ask_for_values(int i, int of_pool) const {
+    if (i >= count) return;
+    const int boxes = __popc(__ballot_sync(kFullMask, of_pool >= 0));
+#pragma unroll
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      const int stage = (i * S::kPanels + panel) % kValueStages;
+      uint64_t* full = &shared.value_full[stage];
+      if (lane == 0) barrier_arrive_expecting(full, boxes * a.box_rows * kPanelRow);
+      __syncwarp();
+      if (of_pool < 0) continue;
+      copy_box(shared.second.values[stage] + lane * a.box_rows * kPanelRow, &map, panel * 64, of_pool + value_rows(),
+               full);
+    }
+  }
+
+  // Barriers, what does not come from the kernel before, the first tiles. By the whole block.
   __device__ void start() const {
     if (threadIdx.x == 0) {
 #pragma unroll
@@ -169,12 +194,15 @@ struct Pass {
         barrier_init(&shared.full[stage], 1);
         barrier_init(&shared.empty[stage], 2 * kGroupWarps);
       }
+#pragma unroll
+      for (int stage = 0; stage < kValueStages; ++stage) {
+        barrier_init(&shared.value_full[stage], 1);
+        barrier_init(&shared.value_empty[stage], kGroupWarps);
+      }
       barrier_init_done();
     }
-    __syncthreads();
-    if (all_warps == 0) {
-      for (int i = 0; i < kStages; ++i) ask_for(i, box_row(i));
-    }
+    for (int i = threadIdx.x; i * source.kv.block_size < source.num_slots; i += kThreads)
+      shared.blocks[i] = source.blocks[i];
     const auto* table = reinterpret_cast<const float4*>(a.cos_sin);
     for (int i = threadIdx.x; i < min(kNear, a.num_positions) * S::kRow; i += kThreads) {
       float4 v = table[i];
@@ -182,6 +210,10 @@ struct Pass {
       shared.angles[i / S::kRow][i % S::kRow] = v;
     }
     __syncthreads();
+    wait_till_previous_ended();
+    if (all_warps == 0) {
+      for (int i = 0; i < kStages; ++i) ask_for(i, box_row(i));
+    }
   }
   __device__ void wait_for(int i) const {
     barrier_wait(&shared.full[i % kStages], i / kStages & 1);
@@ -260,7 +292,7 @@ struct Pass {
     if (i >= count) return;
     const int unit = tile(i) / a.tiles, t = tile(i) % a.tiles * kTile + run;
     if (t + S::kRun <= source.num_scored) {
-      const int32_t* from = source.positions + source.index(unit, t);
+      const int32_t* from = source.positions + index(unit, t);
       if constexpr (S::kRun == 4) {
         const int4 v = *reinterpret_cast<const int4*>(from);
         positions[0] = v.x, positions[1] = v.y, positions[2] = v.z, positions[3] = v.w;
@@ -273,8 +305,19 @@ struct Pass {
     }
 #pragma unroll
     for (int j = 0; j < S::kRun; ++j) {
-      positions[j] = t + j < source.num_slots ? source.position(unit, t + j) : j > 0 ? positions[j - 1] : 0;
+      const int slot = t + j, after = slot - source.num_scored;
+      if (slot >= source.num_slots) {
+        positions[j] = j > 0 ? positions[j - 1] : 0;
+      } else {
+        positions[j] = after < 0 ? source.positions[index(unit, slot)] : source.first_position + after;
+      }
     }
+  }
+  // Of the pool's positions.
+  __device__ int64_t index(int unit, int t) const {
+    const int at = source.entry(t);
+    return score_index(source.geometry, source.layer(unit), shared.blocks[at], source.head(unit),
+                       t - at * source.kv.block_size);
   }
   __device__ Angles of_position(int position, int p) const {
     const auto* row = reinterpret_cast<const float4*>(a.cos_sin + int64_t{position} * kHeadDim) + c + p * S::kLanes;

@@ -12,19 +12,68 @@ using namespace passes;
 
 // ---- kernels ----
 
+// The lengths of the values, by the group of the lines, which waits for keys anyway.
+template <int kHeadDim, typename Pass>
+struct ValueLengths {
+  static constexpr int kPanels = Shape<kHeadDim>::kPanels, kAhead = kValueStages / kPanels;  // tiles
+  static constexpr int kLanes = kPanelRow / 16, kTogether = kWarpSize / kLanes, kLoads = kSegment / kTogether;
+  static_assert(kValueStages % kPanels == 0 && kLoads == kLanes / 2);
+
+  const PassArgs& a;
+  const Pass& pass;
+  Shared<kHeadDim>& shared;
+
+  __device__ void begin() const {
+    if (!a.value_norms || pass.warp != 0) return;
+    for (int i = 0; i < kAhead; ++i) pass.ask_for_values(i, pass.box_row(i));
+  }
+  // Of tile i, of whose rows `there` of the warp's count.
+  __device__ void measure(int i, float* norms, int there) const {
+    if (!a.value_norms) return;
+    const int next_box = pass.warp == 0 ? pass.box_row(i + kAhead) : -1;
+    float square[kLoads] = {}, sum[1];
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int n = i * kPanels + panel, stage = n % kValueStages;
+      barrier_wait(&shared.value_full[stage], n / kValueStages & 1);
+      const std::byte* from = shared.second.values[stage] + pass.own * kPanelRow + pass.lane * 16;
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load)
+        square[load] += squares(*reinterpret_cast<const uint4*>(from + load * kTogether * kPanelRow));
+      __syncwarp();
+      if (pass.lane == 0) barrier_arrive(&shared.value_empty[stage]);
+    }
+    if (pass.warp == 0 && i + kAhead < pass.count) {
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const int n = i * kPanels + panel;
+        barrier_wait(&shared.value_empty[n % kValueStages], n / kValueStages & 1);
+      }
+      pass.ask_for_values(i + kAhead, next_box);
+    }
+    share_out<Sum, kLanes / 2, 2>(square, sum);
+    const float all = sum[0] + __shfl_xor_sync(kFullMask, sum[0], 1);
+    const int part = pass.lane % kLanes, slot = part / 2 * kTogether + pass.lane / kLanes;
+    if (part % 2 == 0 && slot < there) norms[slot] = sqrtf(all);
+  }
+};
+
 template <int kHeadDim, typename Pass>
 __device__ void score_lines(const PassArgs& a, const Pass& pass, Shared<kHeadDim>& shared) {
   const int lane = pass.lane, g = lane / 4, t = lane % 4, thread = pass.thread;
   const int num_slots = a.window.source.num_slots, heads = a.window.group;
   const float scale = a.window.scale_log2, per_row = 1.0F / static_cast<float>(a.window.window);
+  const ValueLengths<kHeadDim, Pass> lengths{a, pass, shared};
+  lengths.begin();
   int i = 0;
 #pragma unroll 1
   for (int unit = pass.tile(0) / a.tiles; i < pass.count; --unit) {
     const int end = min(pass.count, pass.begin + pass.count - unit * a.tiles);
     if (thread < kLines) {
       float2 line = make_float2(-INFINITY, 0.0F);
-      for (int p = 0; p < a.num_parts(unit); ++p)
-        line = merge(line, a.stats[(int64_t{unit} * a.parts + p) * kLines + thread]);
+      const int parts = a.num_parts(unit);
+#pragma unroll 4
+      for (int p = 0; p < parts; ++p) line = merge(line, a.stats[(int64_t{unit} * a.parts + p) * kLines + thread]);
       // Rows past the window, and lines past the group's, give nothing.
       const int row = thread / (kRows * heads) * kRows + thread % kRows;
       shared.second.offsets[thread] = row < a.window.window ? offset_of(line) : INFINITY;
@@ -33,6 +82,7 @@ __device__ void score_lines(const PassArgs& a, const Pass& pass, Shared<kHeadDim
 #pragma unroll 1
     for (; i < end; ++i) {
       const int first = (pass.tile(i) - unit * a.tiles) * kTile, there = num_slots - first - pass.own;
+      lengths.measure(i, a.norms + int64_t{unit} * num_slots + first + pass.own, there);
       pass.wait_for(i);
       float z[kLines / 2];
       pass.multiply(i, unit, first, z);
@@ -70,20 +120,12 @@ __device__ void score_lines(const PassArgs& a, const Pass& pass, Shared<kHeadDim
 template <int kHeadDim, typename Pass>
 __device__ void meet_directions(const PassArgs& a, const Pass& pass, Shared<kHeadDim>& shared) {
   using S = Shape<kHeadDim>;
-  using Values = ValueSegment<kHeadDim / 8, uint4>;
-  const Source& source = a.window.source;
-  const int c = pass.c, num_slots = source.num_slots;
+  const int c = pass.c, num_slots = a.window.source.num_slots;
   float* of_unit = shared.second.u[pass.group - 1];
-  // The next tile's, zeros past the end.
-  Values values;
-  const auto fetch_values = [&](int next) {
-    if (!a.value_norms || next >= pass.count) return;
-    const int unit = pass.tile(next) / a.tiles, begin = pass.tile(next) % a.tiles * kTile + pass.own;
-    values.fetch(Values::row(source, unit, min(begin, num_slots - 1)), num_slots - begin);
-  };
-  fetch_values(pass.group - 1);
-  int i = pass.group - 1, positions[S::kRun], next_positions[S::kRun];
+  int i = pass.group - 1, positions[S::kRun], next_positions[S::kRun], later_positions[S::kRun];
   pass.positions_of(i, next_positions);
+  pass.positions_of(i + kTurns, later_positions);
+  Angles next_first[2] = {pass.of_position(next_positions[0], 0), pass.of_position(next_positions[0], 1)};
   int unit = pass.tile(0) / a.tiles;
 #pragma unroll 1
   for (int done = 0; done < pass.count; --unit) {
@@ -91,8 +133,9 @@ __device__ void meet_directions(const PassArgs& a, const Pass& pass, Shared<kHea
     pass.sync_group();  // nobody reads the last one's any more
     if (pass.thread < kHeadDim) {
       float u = 0.0F;
-      for (int p = 0; p < a.num_parts(unit) * kTurns; ++p)
-        u += a.sums[(int64_t{unit} * a.parts * kTurns + p) * kHeadDim + pass.thread];
+      const int shares = a.num_parts(unit) * kTurns;
+#pragma unroll 4
+      for (int p = 0; p < shares; ++p) u += a.sums[(int64_t{unit} * a.parts * kTurns + p) * kHeadDim + pass.thread];
       of_unit[pass.thread] = u * pass.rescale;
     }
     pass.sync_group();
@@ -100,18 +143,12 @@ __device__ void meet_directions(const PassArgs& a, const Pass& pass, Shared<kHea
     for (; i < end; i += kTurns) {
       const int first = (pass.tile(i) - unit * a.tiles) * kTile, there = num_slots - first;
 #pragma unroll
-      for (int j = 0; j < S::kRun; ++j) positions[j] = next_positions[j];
-      const Angles of_first[2] = {pass.of_position(positions[0], 0), pass.of_position(positions[0], 1)};
-      pass.positions_of(i + kTurns, next_positions);
+      for (int j = 0; j < S::kRun; ++j) positions[j] = next_positions[j], next_positions[j] = later_positions[j];
+      pass.positions_of(i + 2 * kTurns, later_positions);
       const int next_box = pass.warp == 0 ? pass.box_row(i + kStages) : -1;
       const int slot = pass.run + c / 2;
       const int64_t at = int64_t{unit} * num_slots + first + slot;
       const float inverse = slot < there ? a.inverse[at] : 0.0F;
-      if (a.value_norms) {
-        const float norm = values.norm();
-        if (Values::owns() && pass.own + Values::slot() < there)
-          a.norms[int64_t{unit} * num_slots + first + pass.own + Values::slot()] = norm;
-      }
       pass.wait_for(i);
       float dots[S::kRun] = {};
 #pragma unroll
@@ -122,7 +159,8 @@ __device__ void meet_directions(const PassArgs& a, const Pass& pass, Shared<kHea
           const float4 v = *reinterpret_cast<const float4*>(of_unit + h * kHeadDim / 2 + (c + p * S::kLanes) * kPart);
           u[h][0] = v.x, u[h][1] = v.y, u[h][2] = v.z, u[h][3] = v.w;
         }
-        turn<false>(u, of_first[p]);
+        turn<false>(u, next_first[p]);
+        next_first[p] = pass.of_position(next_positions[0], p);  // the next tile's, long before its turn
 #pragma unroll
         for (int j = 0; j < S::kRun; ++j) {
           if (j > 0) pass.template turn_by<false>(u, positions[j] - positions[j - 1], p);
@@ -134,7 +172,6 @@ __device__ void meet_directions(const PassArgs& a, const Pass& pass, Shared<kHea
       }
       pass.release(i);
       if (pass.warp == 0) pass.ask_behind(i, next_box);
-      fetch_values(i + kTurns);
       const float dot = pass.sum_over_lanes(dots) * inverse;
       if (c % 2 == 0 && slot < there) a.redundancy[at] = dot;
     }
@@ -146,7 +183,7 @@ template <int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2)
     second_pass_kernel(const __grid_constant__ PassArgs a, const __grid_constant__ CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  wait_for_previous();
+  let_next_start();
   extern __shared__ __align__(1024) std::byte dynamic[];
   auto& shared = *reinterpret_cast<Shared<kHeadDim>*>(dynamic);
   const Pass<kHeadDim, true> pass(a, map, shared);
