@@ -413,6 +413,25 @@ class CompressCuda : public ::testing::Test {
     expect_value_norms(f, on);
   }
 
+  // The same slots to the last one.
+  void expect_selection(const CompressFixture& f, const OnDevice& on, const std::vector<float>& final_scores,
+                        int budget, bool whole_blocks) {
+    std::vector<int32_t> expected(static_cast<size_t>(f.heads() * budget), -1);
+    const auto on_device = device->array(final_scores);
+    const auto actual = device->array(expected);
+    SelectParams p{.source = f.source(),
+                   .budget = budget,
+                   .whole_blocks = whole_blocks,
+                   .final_scores = final_scores.data(),
+                   .kept = expected.data()};
+    cpu_backend.select(*cpu_queue, p);
+    p.source = on.source();
+    p.final_scores = on_device.data();
+    p.kept = actual.data();
+    gpu().select(queue(), p);
+    EXPECT_EQ(actual.values(), expected) << f.shape().describe() << " budget " << budget;
+  }
+
   // With K and V in bf16, then as the numbers nearest to them that fp8 has.
   template <typename Expect>
   void in_both_types(const Shape& shape, const Expect& expect) {
@@ -728,20 +747,34 @@ TEST_F(CompressCuda, SelectKeepsTheVerySlotsThatTheCpuKeeps) {
       if (special == 1) x = x == 0 ? -0.0F : NAN;
     }
     const int budget = 1 + static_cast<int>(random() % static_cast<uint32_t>(f.shape().num_slots));
-    std::vector<int32_t> expected(static_cast<size_t>(f.heads() * budget), -1);
-    const auto on_device = device->array(final_scores);
-    const auto actual = device->array(expected);
-    SelectParams p{.source = f.source(),
-                   .budget = budget,
-                   .whole_blocks = seed % 3 == 0,
-                   .final_scores = final_scores.data(),
-                   .kept = expected.data()};
-    cpu_backend.select(*cpu_queue, p);
-    p.source = on.source();
-    p.final_scores = on_device.data();
-    p.kept = actual.data();
-    gpu().select(queue(), p);
-    EXPECT_EQ(actual.values(), expected) << f.shape().describe() << " budget " << budget;
+    expect_selection(f, on, final_scores, budget, seed % 3 == 0);
+  }
+}
+
+// Most slots protected, a few that decide. Scores apart; nearly equal, so that all digits count; so equal that the
+// slots' numbers decide, among few and among many. Lengths around what a thread may have of them.
+TEST_F(CompressCuda, SelectAmongProtectedSlotsKeepsTheVerySlotsThatTheCpuKeeps) {
+  uint32_t seed = 0;
+  for (const int slots : {1, 31, 32, 33, 767, 768, 769, 1537, 2304, 2305, 3072, 3073, 4000, 4096, 5000}) {
+    CompressFixture f({.num_layers = 1, .num_kv_heads = 2, .head_dim = 64, .num_slots = slots});
+    const OnDevice on(*device, f);
+    for (const int levels : {1, 2, 100, 1 << 24}) {
+      std::mt19937 random(++seed);
+      std::normal_distribution<float> normal;
+      std::vector<float> apart = f.per_slot(), near = apart;
+      const int first_protected = slots * 4 / 9;
+      for (size_t i = 0; i < apart.size(); ++i) {
+        const bool is_protected = static_cast<int>(i) % slots >= first_protected;
+        const auto level = static_cast<float>(random() % static_cast<uint32_t>(levels));
+        apart[i] = is_protected ? kInf : levels == 1 << 24 ? normal(random) : level - 1.0F;
+        near[i] = is_protected ? kInf : 1.0F + std::ldexp(level, -23);
+      }
+      for (const int budget : {1, (slots + 1) / 2, slots * 8 / 9, slots - 1, slots}) {
+        if (budget == 0) continue;
+        expect_selection(f, on, apart, budget, false);
+        expect_selection(f, on, near, budget, false);
+      }
+    }
   }
 }
 

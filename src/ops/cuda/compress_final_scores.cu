@@ -11,84 +11,154 @@ namespace zipage::cuda {
 namespace {
 
 // ---- numbers ----
-constexpr int kThreads = 512;
-constexpr int kOwn = 8;  // slots of a thread
-static_assert(kThreads * kOwn == passes::kMostSlots);
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kOwnStep = 3;  // slots of a thread are a multiple of it, and so known to be there but for the last ones
 
 struct Args {
   Combine combine;
   const float* norms;          // [units, num_slots], or null
   float *scores, *redundancy;  // [units, num_slots]: A |v|, R; then S where it is not pooled, R'
   float *pooled, *final_scores;
-  float per_redundancy;  // 1 / (temperature * num_slots)
+  float per_redundancy;  // log2(e) / (temperature * num_slots)
   ScoreCarry carry;
   float decay;
-  int reach;  // of the pool
+  int reach;                // of the pool
+  uint32_t per_block_size;  // 2^32 / block size, rounded up: slot numbers are so small that it divides them exactly
 };
 
-__global__ void __launch_bounds__(kThreads) final_scores_kernel(const __grid_constant__ Args a) {
-  wait_for_previous();
-  extern __shared__ float carried[];  // [num_slots]
-  __shared__ float partial[kWarpSize];
+// ---- kernels ----
+
+// Over the block, of what every warp has left in `partial`.
+template <typename Op>
+__device__ __forceinline__ float reduce_warps(const float (&partial)[kWarps]) {
+  float v = partial[threadIdx.x % kWarps];
+#pragma unroll
+  for (int offset = kWarps / 2; offset > 0; offset >>= 1) v = Op::combine(v, __shfl_xor_sync(kFullMask, v, offset));
+  return v;
+}
+
+template <int kOwn>
+__global__ void __launch_bounds__(kThreads, kOwn <= 9 ? 3 : 2) final_scores_kernel(const __grid_constant__ Args a) {
+  let_next_start();
+  extern __shared__ float fresh[];  // [reach + num_slots - num_scored + reach]: S of new slots, -inf on both sides
+  __shared__ float maxima[kWarps], norm_sums[kWarps], sums[kWarps];
   const Source& source = a.combine.source;
   const int unit = blockIdx.x, num_slots = source.num_slots, num_scored = source.num_scored;
-  float* scores = a.scores + int64_t{unit} * num_slots;
-  float* redundancy = a.redundancy + int64_t{unit} * num_slots;
-  const float* norms = a.norms != nullptr ? a.norms + int64_t{unit} * num_slots : nullptr;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 2 * a.reach; i += kThreads) {
+    fresh[i < a.reach ? i : num_slots - num_scored + i] = -INFINITY;
+  }
+  wait_till_previous_ended();
+
+  const int64_t first = int64_t{unit} * num_slots + threadIdx.x;  // the thread's
+  const float *from_scores = a.scores + first, *from_norms = a.norms + first;
+  float* redundancy = a.redundancy + first;
+  const auto slot = [&](int i) { return i * kThreads + static_cast<int>(threadIdx.x); };
+  const auto there = [&](int i) { return i < kOwn - kOwnStep || slot(i) < num_slots; };
   float value[kOwn], score[kOwn], before[kOwn], norm[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int t = min(i * kThreads + static_cast<int>(threadIdx.x), num_slots - 1);
-    value[i] = redundancy[t];
-    score[i] = scores[t];
-    norm[i] = norms != nullptr ? norms[t] : 0.0F;
+    value[i] = there(i) ? redundancy[i * kThreads] : -INFINITY;
+    score[i] = there(i) ? from_scores[i * kThreads] : 0.0F;
   }
-  if (a.carry != ScoreCarry::kOff && num_scored > 0) {
+  if (a.norms != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) norm[i] = there(i) ? from_norms[i * kThreads] : 0.0F;
+  }
+  const bool carries = a.carry != ScoreCarry::kOff && num_scored > 0;
+  if (carries) {
+    // Of the pool, whose layers have far fewer than 2^31 slots. All loads are on their way before one is waited for.
+    const float* old = source.scores + score_index(source.geometry, source.layer(unit), 0, source.head(unit), 0);
+    asm volatile("" : "+l"(old));  // else every slot's address is worked out from the unit's number
+    __builtin_assume(__isGlobal(old));
+    const int block_size = source.kv.block_size, per_block = source.kv.num_kv_heads * block_size;
+    int index[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const int t = min(i * kThreads + static_cast<int>(threadIdx.x), num_scored - 1);
-      before[i] = source.scores[source.index(unit, t)];
+      const int t = min(slot(i), num_scored - 1), at = static_cast<int>(__umulhi(t, a.per_block_size));
+      index[i] = source.blocks[at] * per_block + (t - at * block_size);
     }
-  }
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const bool there = i * kThreads + static_cast<int>(threadIdx.x) < num_slots;
-    value[i] = there ? value[i] * a.per_redundancy : -INFINITY;
-    norm[i] = there ? norm[i] : 0.0F;
+    for (int i = 0; i < kOwn; ++i) before[i] = old[index[i]];
   }
-  float maximum = -INFINITY, all_norms = 0.0F;
+
+  float maximum = value[0], all_norms = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) maximum = fmaxf(maximum, value[i]), all_norms += norm[i];
-  maximum = block_reduce<Max>(maximum, partial);
-  all_norms = block_reduce<Sum>(all_norms, partial);
-  const float per_norm = all_norms > 0.0F ? static_cast<float>(num_slots) / all_norms : 0.0F;
+  for (int i = 1; i < kOwn; ++i) maximum = fmaxf(maximum, value[i]);
+  maximum = warp_reduce<Max>(maximum);
+  if (a.norms != nullptr) {
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const int t = i * kThreads + static_cast<int>(threadIdx.x);
-    float s = norms != nullptr ? score[i] * (norm[i] * per_norm) : score[i];
-    if (t < num_scored && a.carry != ScoreCarry::kOff) {
-      const float old = a.decay * before[i];
-      s = a.carry == ScoreCarry::kMax ? fmaxf(s, old) : s + old;
-    }
-    if (t < num_slots) carried[t] = s;
+    for (int i = 0; i < kOwn; ++i) all_norms += norm[i];
+    all_norms = warp_reduce<Sum>(all_norms);
   }
+  if (lane == 0) maxima[warp] = maximum, norm_sums[warp] = all_norms;
+  __syncthreads();
+  maximum = reduce_warps<Max>(maxima) * a.per_redundancy;
   float sum = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) sum += value[i] = expf(value[i] - maximum);
-  const float share = 1.0F / block_reduce<Sum>(sum, partial);  // and `carried` is there
-  float* kept = (a.reach > 0 ? a.pooled : a.scores) + int64_t{unit} * num_slots;
+  for (int i = 0; i < kOwn; ++i) sum += value[i] = exp2_fast(fmaf(value[i], a.per_redundancy, -maximum));
+  sum = warp_reduce<Sum>(sum);
+  if (lane == 0) sums[warp] = sum;
+
+  if (a.norms != nullptr) {
+    all_norms = reduce_warps<Sum>(norm_sums);
+    const float per_norm = all_norms > 0.0F ? static_cast<float>(num_slots) / all_norms : 0.0F;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) score[i] *= norm[i] * per_norm;
+  }
+  if (carries) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float old = a.decay * before[i];
+      const float s = a.carry == ScoreCarry::kMax ? fmaxf(score[i], old) : score[i] + old;
+      if (slot(i) < num_scored) score[i] = s;
+    }
+  }
+  float* const own_fresh = fresh + a.reach - num_scored + threadIdx.x;
+  if (a.reach > 0) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (slot(i) >= num_scored && there(i)) own_fresh[i * kThreads] = score[i];
+    }
+  }
+  __syncthreads();
+  const float share = 1.0F / reduce_warps<Sum>(sums);
+
+  float *kept = (a.reach > 0 ? a.pooled : a.scores) + first, *final_scores = a.final_scores + first;
+  if (a.reach > 0) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (slot(i) < num_scored || !there(i)) continue;
+#pragma unroll 1
+      for (int n = 1; n <= a.reach; ++n) {
+        score[i] = fmaxf(score[i], fmaxf(own_fresh[i * kThreads - n], own_fresh[i * kThreads + n]));
+      }
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const int t = i * kThreads + threadIdx.x;
-    if (t >= num_slots) break;
-    float s = carried[t];
-    if (t >= num_scored) {
-      for (int n = max(t - a.reach, num_scored); n <= min(t + a.reach, num_slots - 1); ++n) s = fmaxf(s, carried[n]);
+    value[i] *= share;
+    if (there(i)) kept[i * kThreads] = score[i], redundancy[i * kThreads] = value[i];
+  }
+  const auto write_final_scores = [&](const auto& weigh) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float weighed = weigh(score[i], value[i]);
+      if (there(i)) final_scores[i * kThreads] = a.combine.keeps_by_slot(slot(i)) ? INFINITY : weighed;
     }
-    const float r = value[i] * share;
-    kept[t] = s;
-    redundancy[t] = r;
-    a.final_scores[int64_t{unit} * num_slots + t] = a.combine.final_score(unit, t, s, r);
+  };
+  if (a.combine.combine == ScoreCombine::kLog) {
+    write_final_scores([&](float s, float r) { return a.combine.weigh_logs(s, r); });
+  } else {
+    write_final_scores([&](float s, float r) { return a.combine.weigh(s, r); });
+  }
+  if (a.combine.asks_positions()) {
+#pragma unroll 1
+    for (int i = 0; slot(i) < num_slots; ++i) {
+      final_scores[i * kThreads] = a.combine.final_score(unit, slot(i), kept[i * kThreads], redundancy[i * kThreads]);
+    }
   }
 }
 
@@ -162,11 +232,16 @@ void final_scores(const Launch& launch, const FinalScoresParams& p) {
                   .redundancy = p.redundancy,
                   .pooled = p.pooled,
                   .final_scores = p.final_scores,
-                  .per_redundancy = 1.0F / (asked.temperature * static_cast<float>(num_slots)),
+                  .per_redundancy = kLog2e / (asked.temperature * static_cast<float>(num_slots)),
                   .carry = asked.carry,
                   .decay = asked.decay,
-                  .reach = p.pools() ? asked.pool / 2 : 0};
-  run(launch, final_scores_kernel, units, kThreads, num_slots * sizeof(float), rest);
+                  .reach = p.pools() ? asked.pool / 2 : 0,
+                  .per_block_size = 0xffffffffU / static_cast<uint32_t>(g.block_size) + 1};
+  const size_t shared_bytes = (num_slots - a.window.source.num_scored + 2 * rest.reach) * sizeof(float);
+  dispatch<3, 6, 9, 12, 15, 18>(ceil_div(num_slots, kThreads * kOwnStep) * kOwnStep, [&]<int kOwn>() {
+    static_assert(kOwn % kOwnStep == 0);
+    run(launch, final_scores_kernel<kOwn>, units, kThreads, shared_bytes, rest);
+  });
 }
 
 }  // namespace zipage::cuda
