@@ -313,7 +313,7 @@ __device__ void attend(const Args& args, const int* first_tile, const Piece& pie
       const uint32_t to = probabilities + (2 * group + next_tile / kGroups % 2) * kProbabilityBytes;
       state.add(shared_address(stages + turn.stage * S::kStageBytes), queries, to, unit.seq_len - tile * kSlots,
                 scale_log2, group, shared.stats);
-      if (thread % kWarpSize == 0) barrier_arrive(&shared.free[turn.stage]);
+      barrier_arrive(&shared.free[turn.stage]);
       turn.advance(args.stages, kGroups);
     }
     seen += segment_end - unit.tile;
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(kThreads, 1) decode_hopper_kernel(const __grid
   if (threadIdx.x == 0) {
     for (int i = 0; i < args.stages; ++i) {
       barrier_init(&shared.full[i], kFetcherThreads);
-      barrier_init(&shared.free[i], kGroupWarps);
+      barrier_init(&shared.free[i], kGroupThreads);
     }
     barrier_init_done();
   }

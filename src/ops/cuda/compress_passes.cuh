@@ -192,12 +192,12 @@ struct Pass {
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
         barrier_init(&shared.full[stage], 1);
-        barrier_init(&shared.empty[stage], 2 * kGroupWarps);
+        barrier_init(&shared.empty[stage], 2 * kGroupThreads);
       }
 #pragma unroll
       for (int stage = 0; stage < kValueStages; ++stage) {
         barrier_init(&shared.value_full[stage], 1);
-        barrier_init(&shared.value_empty[stage], kGroupWarps);
+        barrier_init(&shared.value_empty[stage], kGroupThreads);
       }
       barrier_init_done();
     }
@@ -218,10 +218,9 @@ struct Pass {
   __device__ void wait_for(int i) const {
     barrier_wait(&shared.full[i % kStages], i / kStages & 1);
   }
-  // The warp is done with a tile.
+  // The thread is done with a tile.
   __device__ void release(int i) const {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.empty[i % kStages]);
+    barrier_arrive(&shared.empty[i % kStages]);
   }
   // By a warp, behind release(i): asks for what takes the tile's place, once all are done with it.
   __device__ void ask_behind(int i, int of_pool) const {

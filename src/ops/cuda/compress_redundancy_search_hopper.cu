@@ -34,7 +34,6 @@ constexpr int kStripTiles = kColumns / kTile;
 constexpr int kGroupBarrier = 1;
 // Blocks that follow each other have the strips of so many units: their keys stay in the second-level cache.
 constexpr int kUnitsTogether = 16;
-constexpr int kStripsTogether = 16;  // of a unit, that run at a time
 static_assert(kColumns == 2 * kGroupThreads && kStripTiles == kGroupWarps && kTile == kMeanSlots);
 
 template <int kHeadDim>
@@ -72,13 +71,12 @@ struct Strip {
   int unit;  // of num_units
   int first_column, first_tile, newest_tile;
 
-  // Long strips first, so that the last ones are short. But where they do not run all at a time, new columns first:
-  // what they find spares older strips the rows that they are.
+  // New columns first: what they find spares older strips the rows that they are.
   __device__ explicit Strip(const Args& a) {
     const int num_slots = a.source.num_slots, strips = ceil_div(num_slots, kColumns);
     const int block = static_cast<int>(blockIdx.x), first_unit = block / (kUnitsTogether * strips) * kUnitsTogether;
     const int units = min(kUnitsTogether, a.num_units - first_unit), at = block - first_unit * strips;
-    const int strip = strips <= kStripsTogether ? at / units : strips - 1 - at / units;
+    const int strip = strips - 1 - at / units;
     unit = first_unit + at % units;
     first_column = strip * kColumns;
     first_tile = strip * kStripTiles;
@@ -347,8 +345,7 @@ __device__ __forceinline__ void search(const Args& a, const Strip& strip, Shared
         open = Open(shared.open);
       }
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.empty[turn.stage]);
+    barrier_arrive(&shared.empty[turn.stage]);
   }
 }
 
@@ -364,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) search_hopper_kernel(
     barrier_init(&shared.columns_full, 1);
     for (int i = 0; i < S::kStages; ++i) {
       barrier_init(&shared.full[i], 1);
-      barrier_init(&shared.empty[i], kGroupWarps);
+      barrier_init(&shared.empty[i], kGroupThreads);
     }
     barrier_init_done();
   }

@@ -40,8 +40,7 @@ struct ValueLengths {
 #pragma unroll
       for (int load = 0; load < kLoads; ++load)
         square[load] += squares(*reinterpret_cast<const uint4*>(from + load * kTogether * kPanelRow));
-      __syncwarp();
-      if (pass.lane == 0) barrier_arrive(&shared.value_empty[stage]);
+      barrier_arrive(&shared.value_empty[stage]);
     }
     if (pass.warp == 0 && i + kAhead < pass.count) {
 #pragma unroll
