@@ -31,7 +31,7 @@ std::vector<int> choose_graph_sizes(const EngineConfig& config, const BackendInf
     sizes = config.cudagraph_capture_sizes;
     std::erase_if(sizes, [most](int size) { return size > most; });
   } else {
-    const auto step = [](int size) { return size < 4 ? size : size < 8 ? 4 : size < 256 ? 8 : size < 512 ? 16 : 32; };
+    const auto step = [](int size) { return size < 4 ? size : size < 8 ? 4 : size < 128 ? 8 : size < 512 ? 16 : 32; };
     for (int size = 1; size < most; size += step(size)) sizes.push_back(size);
     sizes.push_back(most);
   }
