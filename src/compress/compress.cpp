@@ -1,5 +1,7 @@
 #include "compress/compress.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace zipage {
@@ -26,6 +28,10 @@ void check(const CompressionJob& job, const CompressionWorkspace& workspace) {
                job.table.size(), b, job.num_slots);
   ZIPAGE_CHECK(static_cast<int>(job.targets.size()) * b == job.params.budget,
                "{} target blocks of {} for a budget of {}", job.targets.size(), b, job.params.budget);
+  ZIPAGE_CHECK(job.num_retained == 0 || (job.num_slots % b == 0 &&
+                                         job.num_retained * b <= std::min(job.params.newest_kept(), job.params.budget)),
+               "C4: {} blocks of {} are retained of {} slots, of which the newest {} stay in any case",
+               job.num_retained, b, job.num_slots, job.params.newest_kept());
   ZIPAGE_CHECK(
       !job.params.attention || (job.ring.window == job.params.window && job.ring.stride == job.params.query_stride),
       "a ring of {} queries {} apart for a window of {} {} apart", job.ring.window, job.ring.stride, job.params.window,
