@@ -59,6 +59,42 @@ TEST(Sharing, C6_ASystemPromptOfManyCompressedRequestsStaysSharedAndClean) {
   }
 }
 
+// What a compression retains lies where it lay, stays its own, and is in the index no longer (check() looks for C6).
+TEST(Sharing, C6_RetainedBlocksStayInThePoolWhereTheyAreAndAreNotOffered) {
+  for (const CompressionMode mode : {CompressionMode::kInline, CompressionMode::kAsync}) {
+    EngineConfig config = scripted_config();
+    config.compression.kv_budget = 48;  // its newest 32 tokens stay in any case
+    config.compression_mode = mode;
+    ScriptedOptions options = scripted_options(config, 16);
+    int compressions = 0;
+    std::vector<BlockId> retained;
+    options.before_compression = [&](const Sequence& sequence, const CompressionPlan& plan) {
+      ASSERT_EQ(sequence.blocks.size(), 4U);
+      ASSERT_EQ(plan.targets.size(), 3U);
+      EXPECT_EQ(plan.num_retained, 2);
+      // The prompt's first block stays in the index, so the first compression writes to another one.
+      EXPECT_EQ(plan.targets[0] == sequence.blocks[0], compressions > 0);
+      if (compressions++ > 0) {
+        EXPECT_EQ(std::vector<BlockId>(sequence.blocks.begin() + 1, sequence.blocks.begin() + 3), retained);
+      }
+      retained.assign(sequence.blocks.begin() + 2, sequence.blocks.end());
+      EXPECT_EQ(std::vector<BlockId>(plan.targets.begin() + 1, plan.targets.end()), retained);
+    };
+    auto engine = scripted_engine(config, options);
+    Client client{.prompt = system_prompt(20), .max_tokens = 100};
+    ASSERT_TRUE(engine->submit(client.request()).ok());
+    while (engine->step()) engine->check();
+    EXPECT_EQ(client.got, client.expected(100, 64));
+    EXPECT_GE(compressions, 3);
+
+    Client follow_up{.prompt = client.prompt, .max_tokens = 1};
+    follow_up.prompt.insert(follow_up.prompt.end(), client.got.begin(), client.got.begin() + 60);
+    ASSERT_TRUE(engine->submit(follow_up.request()).ok());
+    while (engine->step()) engine->check();
+    EXPECT_EQ(follow_up.last.num_cached_tokens, 16);
+  }
+}
+
 TEST(Sharing, case_38_AFollowUpOfACompressedTurnIsComputedFromCleanBlocks) {
   EngineConfig config = scripted_config();
   config.compression.kv_budget = 32;

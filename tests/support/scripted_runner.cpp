@@ -130,6 +130,7 @@ SampledTokens ScriptedRunner::collect() {
 }
 
 std::function<void()> ScriptedRunner::compression(const Sequence& sequence, const CompressionPlan& plan, bool) {
+  if (options_.before_compression) options_.before_compression(sequence, plan);
   return [this, job = CompressionJob{.params = sequence.compression,
                                      .kv = {},
                                      .ring = {},

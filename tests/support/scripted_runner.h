@@ -28,6 +28,8 @@ struct ScriptedOptions {
   int window = 4, query_stride = 1;
   // Called on the engine's thread before each batch, of prompts' chunks too.
   std::function<void()> before_batch;
+  // The same before each compression, with the sequence as it is until then.
+  std::function<void(const Sequence&, const CompressionPlan&)> before_compression;
   // The next token after this text of a sequence; default: a hash of the whole text, so any slip changes all that
   // follows.
   std::function<int32_t(const Sequence&, const std::vector<int32_t>& text)> next_token;
