@@ -32,6 +32,10 @@ void run_scenario(uint32_t seed, int steps) {
   config.scheduling_policy = below(2) ? SchedulingPolicy::kPriority : SchedulingPolicy::kFcfs;
   config.query_slots = 1 + below(3);
   config.compression.kv_budget = below(3) * 16;
+  if (below(3) == 0) {  // keeps nothing but the newest, so all blocks are retained, or all but one
+    config.compression.kv_policy = KvPolicy::kStreaming;
+    config.compression.kv_sinks = below(2) * 4;
+  }
   config.async_scheduling = below(2) == 0;
   ScriptedOptions options = scripted_options(config, 2 + below(14));
   options.num_swap_blocks = below(3) * 6;
