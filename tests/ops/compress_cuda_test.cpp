@@ -482,6 +482,7 @@ TEST_F(CompressCuda, FinalScoresEqualTheCpus) {
   expect_final_scores(f, on, {.budget = 16, .value_norms = true, .scope = RedundancyScope::kExact});
   expect_final_scores(f, on, {.budget = 16, .scope = RedundancyScope::kOff});
   expect_final_scores(f, on, {.budget = 16, .scope = RedundancyScope::kMean, .keys = RedundancyKeys::kRotated});
+  expect_final_scores(f, on, {.budget = 16, .pool = 20'001, .scope = RedundancyScope::kMean});
 }
 
 // Later slots have logits so much greater than the first ones' that their exponentials do not fit beside each other.

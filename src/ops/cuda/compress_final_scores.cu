@@ -14,6 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kOwnStep = 3;  // slots of a thread are a multiple of it, and so known to be there but for the last ones
+constexpr int kMostReach = 1024;  // of a pool: new slots and what lies on both sides of them fit in shared memory
+static_assert((passes::kMostSlots + 2 * kMostReach + 3 * kWarps) * sizeof(float) <= 48 * 1024);
 
 struct Args {
   Combine combine;
@@ -190,7 +192,8 @@ bool serves_final_scores(const Launch& launch, const FinalScoresParams& p) {
     return false;
   }
   if (!asked.attention || asked.random || asked.scope != RedundancyScope::kMean ||
-      asked.keys != RedundancyKeys::kContent || p.source.num_slots > passes::kMostSlots) {
+      asked.keys != RedundancyKeys::kContent || p.source.num_slots > passes::kMostSlots ||
+      asked.pool / 2 > kMostReach) {
     return false;
   }
   const WindowScores window = window_args(p.window());
