@@ -9,8 +9,8 @@
 //           kept empty                                |- own, <= slack / b -|                       at the table's end
 //           released  |---- shared, s ----|                                 |- rest -|
 //
-// Retained are the own blocks at the end of which every slot is among the newest that stay in any case: what is kept of
-// them is all of them, in order, so they move in the table and not in memory.
+// Retained are full own blocks at the end, all of whose slots are among the newest that stay in any case
+// (CompressionParams::newest_kept()): they are kept whole and in order, so they move in the table and not in memory.
 //
 // The caller drops one reference of each released block: a shared one lives on with its other users, an own one is free
 // once the compaction is done with it (C7). When own blocks are fewer than slack / b none is allocated to make them up:

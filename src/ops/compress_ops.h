@@ -149,7 +149,8 @@ struct SelectParams {
 
 // Stage 8. K, V, S (unless null) and position of kept slots into target_blocks, in order. Targets may be blocks of the
 // source, each at or behind its own index there: then a write never lands on a kept slot that has not been read (C1).
-// The last num_retained are the source's last blocks, full and kept whole: of them S and position are written alone.
+// The last num_retained are the source's last blocks, full and kept whole: of their slots only S and position are
+// written.
 struct CompactParams {
   CompressionSource source;
   int budget = 0;

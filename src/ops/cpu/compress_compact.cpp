@@ -1,8 +1,9 @@
 // Stage 8: the kept slots move together.
 //
-// Slot i of the result comes from t_i >= i, and a target that is a source block has at most its own index there. So
-// what a write to slot i destroys had index t <= i and was kept, if at all, as some j <= t <= i: read before or just
-// now (C1). A tile of keys is written a row of lanes at a time, each row read whole before it is written.
+// Slot i of the result comes from t_i >= i, and a target that is a source block has at most its own index there, but
+// for the retained ones at the end, whose K and V stay where they lie. So what a write to slot i destroys had index
+// t <= i and was kept, if at all, as some j <= t <= i: read before or just now (C1). A tile of keys is written a row of
+// lanes at a time, each row read whole before it is written.
 #include <algorithm>
 #include <cstring>
 #include <functional>

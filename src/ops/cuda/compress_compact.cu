@@ -1,10 +1,11 @@
 // Stage 8: the kept slots move together.
 //
-// Slot i of the result comes from t_i >= i, and a target that is a source block has at most its own index there. So
-// what a write to slot i destroys had index t <= i and was kept, if at all, as some j <= i (C1). One block of threads
-// walks a unit's K (another its V) in tiles: tile n is written when it has been read whole, and reads run ahead through
-// stages in shared memory, which is always safe. The same holds of the segments by which addresses are worked out: a
-// segment's sources lie at or behind its own begin, and everything before that has been read.
+// Slot i of the result comes from t_i >= i, and a target that is a source block has at most its own index there, but
+// for the retained ones at the end, whose K and V stay where they lie. So what a write to slot i destroys had index
+// t <= i and was kept, if at all, as some j <= i (C1). One block of threads walks a unit's K (another its V) in tiles:
+// tile n is written when it has been read whole, and reads run ahead through stages in shared memory, which is always
+// safe. The same holds of the segments by which addresses are worked out: a segment's sources lie at or behind its own
+// begin, and everything before that has been read.
 #include "ops/cuda/compress_source.cuh"
 
 namespace zipage::cuda {

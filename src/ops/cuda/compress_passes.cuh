@@ -10,8 +10,8 @@
 // angles lie in shared memory; a run's first position is looked up in the whole table.
 //
 // Blocks stay, each on a stretch of the units' tiles one after the other; the second pass walks it backwards, since its
-// end may still lie in the cache. One warpgroup of a block has the lines of all tiles, two take turns at the
-// directions.
+// end may still lie in the cache. One warpgroup of a block has the lines of all tiles, and the values; two take turns
+// at the directions.
 #pragma once
 
 #include "ops/cuda/compress_key_panels.cuh"

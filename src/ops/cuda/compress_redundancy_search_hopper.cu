@@ -225,7 +225,7 @@ struct Pairs {
   }
 };
 
-// To a column: a row above the threshold.
+// To a slot: another one, above the threshold.
 __device__ __forceinline__ void tell(unsigned long long* last, int row, float value) {
   atomicMax(last, static_cast<unsigned long long>(row + 1) << 32 | __float_as_uint(value));
 }
