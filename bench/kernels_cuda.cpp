@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "compress/plan.h"
 #include "ops/cuda/cuda_backend.h"
 #include "ops/cuda/gemm_gated.h"
 #include "tensor/bf16.h"
@@ -640,8 +641,8 @@ void bench_compression(Bench& bench) {
     for (const Whole& w : {Whole{"content", KvPolicy::kContent, RedundancyScope::kMean},
                            Whole{"zipage", KvPolicy::kZipage, RedundancyScope::kLightning},
                            Whole{"content, exact", KvPolicy::kContent, RedundancyScope::kExact}}) {
-      const int num_retained =
-          resolve({.kv_budget = kBudget, .kv_policy = w.policy, .redundancy = w.scope}).newest_kept() / kBlockSize;
+      const CompressionParams params = resolve({.kv_budget = kBudget, .kv_policy = w.policy, .redundancy = w.scope});
+      const int num_retained = retained_blocks(0, kSlots, params, kBlockSize);
       const auto targets = targets_with(num_retained);
       bench.measure(fmt::format("compress all of {}, {}", w.name, data), {},
                     [&](int i) { final_scores_of(w.policy, w.scope), select(i), compact(num_retained, *targets); });
