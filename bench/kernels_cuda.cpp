@@ -617,6 +617,8 @@ void bench_compression(Bench& bench) {
   for (const bool alike : {true, false}) {
     const std::string data = alike ? "recurring keys" : "unlike keys";
     fill(alike ? 0.7F : 0.0F, alike ? 1.5F : 0.0F);
+    // So that each stage has something to work on, whichever are asked for.
+    final_scores_of(KvPolicy::kContent, RedundancyScope::kMean), select(0);
     bench.measure(fmt::format("compress window_scores, {}", data), {.bytes = keys}, window);
     bench.measure(fmt::format("compress redundancy mean, {}", data), {.bytes = keys},
                   [&](int) { redundant(RedundancyScope::kMean, RedundancyKeys::kContent); });
@@ -646,6 +648,11 @@ void bench_compression(Bench& bench) {
       const auto targets = targets_with(num_retained);
       bench.measure(fmt::format("compress all of {}, {}", w.name, data), {},
                     [&](int i) { final_scores_of(w.policy, w.scope), select(i), compact(num_retained, *targets); });
+      if (num_retained == 0) continue;
+      final_scores_of(w.policy, w.scope), select(0);
+      const double share = 1.0 - static_cast<double>(num_retained * kBlockSize) / kBudget;
+      bench.measure(fmt::format("compress compact of {}, {}", w.name, data),
+                    {.bytes = moved * share, .byte_peak = kCopyPeak}, [&](int) { compact(num_retained, *targets); });
     }
   }
 }

@@ -170,17 +170,13 @@ int most_blocks(int num_sms) {
   return 2 * num_sms;
 }
 
-size_t padded(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 }  // namespace
 
 size_t final_scores_scratch_bytes(const KvGeometry& g, int num_sms, int num_slots) {
   const size_t units = static_cast<size_t>(g.num_layers) * g.num_kv_heads;
   // A unit's blocks, of equal stretches, are no more than blocks / units and two cut ones.
   const size_t parts = static_cast<size_t>(most_blocks(num_sms)) + 2 * units;
-  return padded(units * num_slots * sizeof(float)) + padded(parts * passes::kLines * sizeof(float2)) +
+  return padded(units * num_slots * sizeof(float)) + padded(parts * kLines * sizeof(float2)) +
          padded(parts * passes::kTurns * g.head_dim * sizeof(float)) + padded(units * num_slots * sizeof(float));
 }
 
@@ -197,7 +193,7 @@ bool serves_final_scores(const Launch& launch, const FinalScoresParams& p) {
     return false;
   }
   const WindowScores window = window_args(p.window());
-  return window.row_tiles * window.group <= passes::kLineTiles;
+  return window.row_tiles * window.group <= kLineTiles;
 }
 
 void final_scores(const Launch& launch, const FinalScoresParams& p) {
@@ -221,7 +217,7 @@ void final_scores(const Launch& launch, const FinalScoresParams& p) {
   const auto take = [&](size_t bytes) { return std::exchange(next, next + padded(bytes)); };
   const size_t parts = static_cast<size_t>(units) * a.parts;
   a.inverse = reinterpret_cast<float*>(take(static_cast<size_t>(units) * num_slots * sizeof(float)));
-  a.stats = reinterpret_cast<float2*>(take(parts * passes::kLines * sizeof(float2)));
+  a.stats = reinterpret_cast<float2*>(take(parts * kLines * sizeof(float2)));
   a.sums = reinterpret_cast<float*>(take(parts * passes::kTurns * g.head_dim * sizeof(float)));
   a.norms = reinterpret_cast<float*>(take(static_cast<size_t>(units) * num_slots * sizeof(float)));
   const int blocks = ceil_div(a.all_tiles, a.per_block);

@@ -5,9 +5,9 @@
 // now with their softmax's offset, R[t] = k^[t] . u with the sum u, and the lengths of the values. What is left takes a
 // few numbers a slot (compress_final_scores.cu).
 //
-// A line is one query head's row of the window, in the order [row tile, head, kRows]. For directions a few lanes walk a
-// run of neighbouring slots: from slot to slot the sum, or u, is turned by the distance of their positions, whose
-// angles lie in shared memory; a run's first position is looked up in the whole table.
+// For directions a few lanes walk a run of neighbouring slots: from slot to slot the sum, or u, is turned by the
+// distance of their positions, whose angles lie in shared memory; a run's first position is looked up in the whole
+// table.
 //
 // Blocks stay, each on a stretch of the units' tiles one after the other; the second pass walks it backwards, since its
 // end may still lie in the cache. One warpgroup of a block has the lines of all tiles, and the values; two take turns
@@ -52,15 +52,13 @@ inline constexpr int kThreads = (1 + kTurns) * kGroupThreads;
 inline constexpr int kTile = 64;  // slots of a product, kSegment of a warp
 inline constexpr int kStages = 4;
 inline constexpr int kValueStages = 2;  // panels of a tile of values
-inline constexpr int kLines = 64;       // of queries; those past the group's are zero
-inline constexpr int kLineTiles = kLines / kRows;
-inline constexpr int kVector = 8;  // elements a lane has of each half of a key
-inline constexpr int kPart = 4;    // of them that lie one after the other, and that it works on at once
+inline constexpr int kVector = 8;       // elements a lane has of each half of a key
+inline constexpr int kPart = 4;         // of them that lie one after the other, and that it works on at once
 static_assert(kVector == 2 * kPart);
 inline constexpr int kNear = 28;  // distances below have their angles in shared memory: as many as there is room for
 inline constexpr int kMostSlots = 4096;
 inline constexpr int kMostBlocks = kMostSlots / kSegment;  // of a sequence's table
-static_assert(kLines == 2 * kWarpSize && kTile == kGroupWarps * kSegment && kStages % kTurns == 0);
+static_assert(kTile == kGroupWarps * kSegment && kStages % kTurns == 0);
 
 template <int kHeadDim>
 struct Shape {
@@ -101,17 +99,6 @@ struct Angles {
 
   __device__ Angles(float4 c, float4 s) : cosine{c.x, c.y, c.z, c.w}, sine{s.x, s.y, s.z, s.w} {}
 };
-
-// As RoPE does, or back.
-template <bool kBack>
-__device__ __forceinline__ void turn(float (&x)[2][kPart], const Angles& by) {
-#pragma unroll
-  for (int e = 0; e < kPart; ++e) {
-    const float low = x[0][e], high = x[1][e], sine = kBack ? -by.sine[e] : by.sine[e];
-    x[0][e] = fmaf(low, by.cosine[e], -high * sine);
-    x[1][e] = fmaf(high, by.cosine[e], low * sine);
-  }
-}
 
 template <int kHeadDim, bool kBackwards>
 struct Pass {
@@ -326,7 +313,7 @@ struct Pass {
   __device__ void turn_by(float (&x)[2][kPart], int distance, int p) const {
     if (distance < kNear) {
       const float4* row = shared.angles[distance] + c + p * S::kLanes;
-      turn<kBack>(x, {row[0], row[S::kRow / 2]});
+      turn<kBack>(x, Angles{row[0], row[S::kRow / 2]});
     } else {
       Angles angles = of_position(distance, p);
 #pragma unroll
@@ -357,14 +344,6 @@ struct Pass {
     return mine[0] + __shfl_xor_sync(kFullMask, mine[0], 1);
   }
 };
-
-// values[2 n + e] of lane 4 g + t is of line 8 n + 2 t + e: combined over g, lane l gets lines 2 l and 2 l + 1.
-template <typename Op>
-__device__ __forceinline__ float2 combine_lines(const float (&values)[2 * kLineTiles]) {
-  float left[2];
-  share_out<Op, 16, 4>(values, left);
-  return make_float2(left[0], left[1]);
-}
 
 template <int kHeadDim>
 void launch(const Launch& launch, void (*kernel)(PassArgs, CUtensorMap), const PassArgs& a, const CUtensorMap& keys,

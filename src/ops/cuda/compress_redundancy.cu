@@ -267,10 +267,6 @@ struct Plan {
   size_t total() const { return inverse + sums + cleared() + unit_keys; }
 };
 
-size_t padded(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 Plan plan(const KvGeometry& g, int num_slots) {
   const size_t units = static_cast<size_t>(g.num_layers) * g.num_kv_heads;
   Plan p{};
@@ -330,9 +326,10 @@ void redundancy(const Launch& launch, const RedundancyParams& p) {
                              .sums = a.sums});
   } else {
     if (exact) {
-      check(cudaMemsetAsync(next, 0, scratch.cleared(), launch.stream), "redundancy");
+      const bool by_hopper = serves_search_hopper(launch, g.head_dim);
+      check(cudaMemsetAsync(next, 0, by_hopper ? scratch.cleared() : scratch.taken, launch.stream), "redundancy");
       a.taken = reinterpret_cast<unsigned long long*>(next), next += scratch.taken;
-      if (serves_search_hopper(launch, g.head_dim)) {
+      if (by_hopper) {
         a.last = reinterpret_cast<unsigned long long*>(next);
         a.closed = reinterpret_cast<int*>(next + scratch.last);
       }

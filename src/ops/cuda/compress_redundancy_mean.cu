@@ -88,16 +88,6 @@ struct Rotations {
   }
 };
 
-// As RoPE does, or back.
-template <bool kBack>
-__device__ __forceinline__ void turn(float (&x)[2][kVector], const Angles& by) {
-#pragma unroll
-  for (int e = 0; e < kVector; ++e) {
-    const float low = x[0][e], high = x[1][e], sine = kBack ? -by.sine[e] : by.sine[e];
-    x[0][e] = fmaf(low, by.cosine[e], -high * sine);
-    x[1][e] = fmaf(high, by.cosine[e], low * sine);
-  }
-}
 template <int kHeadDim>
 __device__ __forceinline__ void turn_by(float (&x)[2][kVector], const Rotations<kHeadDim>& rotations, int distance) {
   if (distance < Shape<kHeadDim>::kNear) {

@@ -1,6 +1,5 @@
 // The second pass: A of the window's lines, R = k^ . u, and the values' lengths.
 #include "ops/cuda/compress_passes.cuh"
-#include "ops/cuda/compress_value_segment.cuh"
 
 // Compiled for other machines, the kernel is empty and what it calls has no caller.
 #pragma nv_diag_suppress 177

@@ -8,6 +8,11 @@
 
 namespace zipage::cuda {
 
+// Of a part of the scratch memory.
+constexpr size_t padded(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
 inline constexpr int kSegment = 16;  // slots that lie one after the other: blocks are multiples of it
 
 struct Source {
@@ -61,6 +66,37 @@ struct Source {
   }
 #endif
 };
+
+// Of a value's elements, in bf16 or fp8.
+__device__ __forceinline__ float squares(uint4 v) {
+  float x[8];
+  unpack8(v, x);
+  float sum = 0;
+#pragma unroll
+  for (float e : x) sum += e * e;
+  return sum;
+}
+
+__device__ __forceinline__ float squares(uint2 v) {
+  float sum = 0;
+#pragma unroll
+  for (const uint32_t word : {v.x, v.y}) {
+    const float2 a = fp8x2_to_float2(word), b = fp8x2_to_float2(word >> 16U);
+    sum += a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
+  }
+  return sum;
+}
+
+// Both halves of a key's elements as RoPE turns them, or back.
+template <bool kBack, int kCount, typename Angles>
+__device__ __forceinline__ void turn(float (&x)[2][kCount], const Angles& by) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    const float low = x[0][e], high = x[1][e], sine = kBack ? -by.sine[e] : by.sine[e];
+    x[0][e] = fmaf(low, by.cosine[e], -high * sine);
+    x[1][e] = fmaf(high, by.cosine[e], low * sine);
+  }
+}
 
 // Keys of slots [t, t + kSegment) of a unit in bf16 to shared memory, by a warp: 16-byte chunk `chunk` of slot t + i to
 // place(i, chunk), zeros past the end. They are there after copy_commit() and copy_wait().

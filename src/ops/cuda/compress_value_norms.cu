@@ -1,6 +1,6 @@
 // Between stages 1 and 2: A[t] *= |v[t]| / mean |v|. A cluster of blocks reads a unit's values, each block a share of
 // the slots; its scores are weighed by the lengths on the way and by the mean at the end.
-#include "ops/cuda/compress_value_segment.cuh"
+#include "ops/cuda/compress_source.cuh"
 #include "ops/cuda/hopper.cuh"
 
 namespace zipage::cuda {
@@ -17,6 +17,54 @@ constexpr int blocks_at_once(int parts) {
 }
 
 // ---- kernels ----
+
+// Some lanes hold one value, of which the first kParts, head_dim / 8, have a part: uint4, or uint2 of fp8.
+template <int kParts, typename Part>
+class ValueSegment {
+ public:
+  __device__ static const Part* row(const Source& source, int unit, int t) {
+    return reinterpret_cast<const Part*>(source.key_row(unit, t) + source.kv.value_offset) + sub() * kParts + part();
+  }
+  // row(..., first slot), of whose segment so many slots are there.
+  __device__ void fetch(const Part* row, int slots) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      raw_[i] = Part{};
+      if (part() < kParts && (slots >= kSegment || i * kTogether + sub() < slots))
+        raw_[i] = row[i * kTogether * kParts];
+    }
+  }
+  // The length of the segment's slot slot(); two lanes have it, and one of them owns it.
+  __device__ float norm() const {
+    // Added up over the lanes of a value, for all of them at once.
+    float sum[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) sum[i] = squares(raw_[i]);
+    float square[1];
+    share_out<Sum, kLanes / 2, 2>(sum, square);
+    return sqrtf(square[0] + __shfl_xor_sync(kFullMask, square[0], 1));
+  }
+  __device__ static int slot() {
+    return part() / 2 * kTogether + sub();
+  }
+  __device__ static bool owns() {
+    return part() % 2 == 0;
+  }
+
+ private:
+  static constexpr int kLanes = kParts <= 8 ? 8 : kParts <= 16 ? 16 : 32;
+  static constexpr int kTogether = kWarpSize / kLanes;  // values that a warp asks for at once
+  static constexpr int kLoads = kSegment / kTogether;   // of a lane
+  static_assert(kLoads == kLanes / 2);
+  __device__ static int part() {
+    return static_cast<int>(threadIdx.x) % kLanes;
+  }
+  __device__ static int sub() {
+    return static_cast<int>(threadIdx.x) % kWarpSize / kLanes;
+  }
+
+  Part raw_[kLoads];
+};
 
 // The same on all blocks of the cluster: the sum of what they bring, in their order.
 __device__ __forceinline__ float cluster_total(float own, int cluster, float* shared) {

@@ -8,6 +8,11 @@
 namespace zipage::cuda {
 
 inline constexpr int kRows = 8;  // window rows of one query head that a tensor-core tile holds
+// On Hopper a warpgroup multiplies slots by lines: a line is one query head's row of the window, in the order [row
+// tile, head, kRows].
+inline constexpr int kLines = 64;  // those past the group's are zero
+inline constexpr int kLineTiles = kLines / kRows;
+static_assert(kLines == 2 * kWarpSize);
 
 struct WindowScores {
   Source source;
@@ -49,6 +54,14 @@ __device__ __forceinline__ float2 merge(float2 a, float2 b) {
 // log2 of a row's denominator; +inf: the row gives nothing.
 __device__ __forceinline__ float offset_of(float2 row) {
   return row.y > 0.0F ? row.x + log2f(row.y) : INFINITY;
+}
+
+// values[2 n + e] of lane 4 g + t is of line 8 n + 2 t + e: combined over g, lane l gets lines 2 l and 2 l + 1.
+template <typename Op>
+__device__ __forceinline__ float2 combine_lines(const float (&values)[2 * kLineTiles]) {
+  float left[2];
+  share_out<Op, 16, 4>(values, left);
+  return make_float2(left[0], left[1]);
 }
 
 WindowScores window_args(const WindowScoreParams&);

@@ -1,6 +1,6 @@
 // Stage 1 with K read once: a cluster of blocks has all of a unit's slots, and the logits stay in registers between the
-// softmax's two halves. A warpgroup makes them, slots by lines of queries; a line is one query head's row of the
-// window, in the order [row tile, head, kRows]. The blocks tell each other every line's maximum and sum.
+// softmax's two halves. A warpgroup makes them, slots by lines. The blocks tell each other every line's maximum and
+// sum.
 #include "ops/cuda/compress_key_panels.cuh"
 #include "ops/cuda/compress_window_scores.cuh"
 
@@ -18,10 +18,8 @@ constexpr int kTile = 64;           // slots of a product
 constexpr int kTiles = 3;           // of a warpgroup
 constexpr int kGroupSlots = kTiles * kTile;
 constexpr int kSlots = kThreads / kGroupThreads * kGroupSlots;  // of a block
-constexpr int kLines = 64;                                      // of queries; those past the group's are zero
-constexpr int kLineTiles = kLines / kRows;
 constexpr int kMaxCluster = 8;
-static_assert(kLines == 2 * kWarpSize && kTile == 4 * kSegment);
+static_assert(kTile == 4 * kSegment);
 
 template <int kHeadDim>
 struct Shared {
@@ -37,14 +35,6 @@ struct Parts {
 };
 
 // ---- kernels ----
-
-// values[2 n + e] of lane 4 g + t is of line 8 n + 2 t + e: combined over g, lane l gets lines 2 l and 2 l + 1.
-template <typename Op>
-__device__ __forceinline__ float2 combine_lines(const float (&values)[2 * kLineTiles]) {
-  float left[2];
-  share_out<Op, 16, 4>(values, left);
-  return make_float2(left[0], left[1]);
-}
 
 template <int kHeadDim>
 __device__ __forceinline__ void load_queries(const WindowScores& a, int unit, std::byte* queries) {
